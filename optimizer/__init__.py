@@ -1,0 +1,1 @@
+"""Rewrites an ONNX model so that conv regions run as fused CUDA kernels."""
