@@ -46,3 +46,22 @@ class KernelSpec:
 
     def __str__(self) -> str:
         return f"{self.template}({', '.join(f'{k}={v}' for k, v in self.params)})"
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One elementwise function in its canonical spelling, the same whatever ops spelt it in the file.
+
+    Attributes:
+        kind: ``relu``; ``clip`` (a = low, b = high, either may be infinite); ``leaky_relu`` (a = slope); ``prelu`` (slope is a tensor);
+            ``sigmoid``; ``tanh``; ``hard_sigmoid`` (max(0, min(1, a*x + b))); ``hard_swish`` (x * hard_sigmoid(1/6, 1/2)); ``silu``;
+            ``gelu`` (erf); ``gelu_tanh``; ``mish``.
+        a, b: Parameters, float.
+    """
+
+    kind: str
+    a: float = 0.0
+    b: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.kind}({self.a:g},{self.b:g})" if self.kind in ("clip", "leaky_relu", "hard_sigmoid") else self.kind
