@@ -1,0 +1,159 @@
+"""A view becomes a ``ModelProto`` again: what did not change keeps its bytes, the header is the original's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx_graphsurgeon as gs
+from google.protobuf.message import Message
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from ..graph.view import Constant, Node, View, fingerprint, subgraphs
+
+FUNCTION_IR_VERSION = 8
+
+
+def export_model(view: View, functions: Iterable[FunctionProto] = (), domains: Iterable[tuple[str, int]] = ()) -> ModelProto:
+    """The model that ``view`` says.
+
+    Names, order and types of inputs and outputs, metadata, doc strings, annotations and functions come from the original; a node, a
+    sub-graph or an initializer that did not change keeps its bytes. Local ``functions`` raise the IR version to 8 where it was lower; at
+    IR 3 initializers then leave ``graph.input``, where that version had to list them.
+    """
+    original = view.model
+    model = ModelProto()
+    _copy_fields(original, model, skip=("graph",))
+    functions = list(functions)
+    model.functions.extend(functions)
+    if functions:
+        known = {i.domain for i in model.opset_import}
+        for domain, version in domains:
+            if domain not in known:
+                model.opset_import.append(helper.make_opsetid(domain, version))
+        model.ir_version = max(model.ir_version, FUNCTION_IR_VERSION)
+    _export_graph(view.graph, model.graph)
+    if original.ir_version < 4 <= model.ir_version:
+        initializers = {t.name for t in original.graph.initializer}
+        for index in reversed(range(len(model.graph.input))):
+            if model.graph.input[index].name in initializers:
+                del model.graph.input[index]
+    return model
+
+
+def _copy_fields(source: Message, target: Message, skip: tuple[str, ...]) -> None:
+    for field, value in source.ListFields():
+        if field.name in skip:
+            continue
+        if hasattr(value, "extend"):
+            getattr(target, field.name).extend(value)
+        elif isinstance(value, Message):
+            getattr(target, field.name).CopyFrom(value)
+        else:
+            setattr(target, field.name, value)
+
+
+def _export_graph(graph: gs.Graph, out: GraphProto, outer: frozenset[Constant] = frozenset()) -> None:
+    origin: GraphProto = graph.origin
+    _copy_fields(origin, out, skip=("node", "initializer", "value_info"))
+    made = set()
+    visible = outer | set(constants_used(graph))
+    for node in graph.nodes:
+        out.node.append(export_node(node, visible))
+        made.update(t.name for t in node.outputs)
+    _export_initializers(graph, out, outer)
+    # NOTE: value_info of tensors that are gone would define them a second time for some readers; the rest stays as documentation.
+    out.value_info.extend(v for v in origin.value_info if v.name in made)
+
+
+def _export_initializers(graph: gs.Graph, out: GraphProto, outer: frozenset[Constant]) -> None:
+    origin: GraphProto = graph.origin
+    mine = {t.name: t for t in constants_used(graph) if t not in outer and (t.origin is None or any(t is c for c in graph.constants))}
+    read = _names_read(graph)
+    inputs = {i.name for i in origin.input}
+    for tensor in origin.initializer:
+        constant = mine.pop(tensor.name, None)
+        if constant is not None and constant.origin is not tensor:
+            out.initializer.append(export_constant(constant))
+        elif constant is not None or tensor.name in read or tensor.name in inputs:
+            out.initializer.append(tensor)
+    out.initializer.extend(export_constant(constant) for constant in mine.values())
+
+
+def constants_used(graph: gs.Graph) -> Iterator[Constant]:
+    """The constants that the nodes and outputs of ``graph`` read, its sub-graphs apart, each once."""
+    seen: set[Constant] = set()
+    for tensor in [*(t for node in graph.nodes for t in node.inputs), *graph.outputs]:
+        if isinstance(tensor, Constant) and tensor.name and tensor not in seen:
+            seen.add(tensor)
+            yield tensor
+
+
+def _names_read(graph: gs.Graph) -> set[str]:
+    names = {t.name for t in graph.outputs}
+    for node in graph.nodes:
+        names.update(t.name for t in node.inputs)
+        for sub in subgraphs(node):
+            names |= _names_read(sub)
+    return names
+
+
+def export_constant(constant: Constant, name: str | None = None) -> TensorProto:
+    """The values of ``constant`` as an initializer called ``name``, its own name by default."""
+    if constant.origin is not None:
+        copy = TensorProto()
+        copy.CopyFrom(constant.origin)
+        copy.name = constant.name if name is None else name
+        return copy
+    return numpy_helper.from_array(constant.values, constant.name if name is None else name)
+
+
+def export_node(node: Node, outer: frozenset[Constant] = frozenset()) -> NodeProto:
+    """The node as protobuf, its original bytes where it did not change; ``outer`` are the constants that its sub-graphs see."""
+    if node.unchanged and not subgraphs(node):
+        return node.origin
+    if node.unchanged:
+        out = NodeProto()
+        out.CopyFrom(node.origin)
+        for attribute in out.attribute:
+            if isinstance(node.attrs.get(attribute.name), gs.Graph) and graph_changed(node.attrs[attribute.name]):
+                attribute.g.Clear()
+                _export_graph(node.attrs[attribute.name], attribute.g, outer)
+        return out
+    out = NodeProto(op_type=node.op, name=node.name, domain=node.domain or "")
+    out.input.extend(t.name for t in node.inputs)
+    out.output.extend(t.name for t in node.outputs)
+    out.attribute.extend(export_attributes(node, outer))
+    if node.origin is not None:
+        out.doc_string = node.origin.doc_string
+        out.metadata_props.extend(node.origin.metadata_props)
+    return out
+
+
+def export_attributes(node: Node, outer: frozenset[Constant] = frozenset()) -> Iterator[AttributeProto]:
+    """The attributes of a node as protobuf, in order; ``outer`` are the constants that its sub-graphs see."""
+    for name, value in node.attrs.items():
+        if isinstance(value, AttributeProto):
+            yield value
+        elif isinstance(value, Constant):
+            yield helper.make_attribute(name, export_constant(value))
+        elif isinstance(value, gs.Graph):
+            attribute = AttributeProto(name=name, type=AttributeProto.GRAPH)
+            _export_graph(value, attribute.g, outer)
+            yield attribute
+        elif isinstance(value, list) and not value:
+            kinds = [a.type for a in node.origin.attribute if a.name == name] if node.origin is not None else []
+            yield AttributeProto(name=name, type=kinds[0] if kinds else AttributeProto.INTS)
+        else:
+            yield helper.make_attribute(name, value)
+
+
+def graph_changed(graph: gs.Graph) -> bool:
+    """Whether anything in ``graph`` or below it differs from what was read."""
+    origin: GraphProto = graph.origin
+    if len(graph.nodes) != len(origin.node) or any(n.origin is not o for n, o in zip(graph.nodes, origin.node, strict=False)):
+        return True
+    if [t.name for t in graph.outputs] != [o.name for o in origin.output]:
+        return True
+    if any(isinstance(t, Constant) and t.origin is None for n in graph.nodes for t in n.inputs):
+        return True
+    return any(fingerprint(n) != n.origin_print or any(graph_changed(s) for s in subgraphs(n)) for n in graph.nodes)

@@ -1,0 +1,180 @@
+"""Last step of emit: the output appears whole or not at all, external data included; the input's files are never written to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from onnx import ModelProto, TensorProto
+from onnx.external_data_helper import ExternalDataInfo
+
+from ..errors import ModelError, UsageError
+from ..graph.load import LoadedModel, all_tensors
+
+INLINE_BYTES = 1024  # smaller tensors stay in the model file
+ALIGNMENT = 4096  # of a tensor in the data file, so that it can be mapped
+PROTOBUF_LIMIT = 2**31 - 2**20
+
+
+def check_output(path: Path, source: LoadedModel) -> None:
+    """Refuses an output that cannot be written or is the input.
+
+    Raises:
+        UsageError: ``path`` is the input model or one of its data files.
+        ModelError: its folder does not exist, or it is a folder.
+    """
+    inputs = [source.path] if source.path else []
+    if source.base_dir:
+        inputs += [source.base_dir / name for name in source.external_files]
+    if any(path.resolve() == i.resolve() for i in inputs):
+        raise UsageError(f"{path}: the output is the input; give another -o, a model is never rewritten in place")
+    if path.is_dir():
+        raise ModelError(f"{path}: cannot be written, it is a folder")
+    if not path.parent.is_dir():
+        raise ModelError(f"{path}: cannot be written, the folder {path.parent} does not exist")
+    if not os.access(path.parent, os.W_OK):
+        raise ModelError(f"{path}: cannot be written, no permission in {path.parent}")
+
+
+class StagedOutput:
+    """An output that is complete on disk, in a hidden folder beside its target, and not yet visible under its name.
+
+    Attributes:
+        folder: The hidden folder; the files in it have their final names, so the model can be loaded from there.
+        path: Where the model will appear.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+        self._files: list[Path] = []
+
+    @property
+    def model(self) -> Path:
+        """The staged model file."""
+        return self.folder / self.path.name
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all staged files, bytes."""
+        return sum((self.folder / f).stat().st_size for f in self._files)
+
+    def write(self, name: str | Path, fill: Callable[[BinaryIO], object]) -> None:
+        """Adds one file, synced to disk; ``name`` is relative to the target's folder."""
+        target = self.folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(target, "wb") as sink:
+            fill(sink)
+            sink.flush()
+            os.fsync(sink.fileno())
+        self._files.append(Path(name))
+
+    def commit(self) -> list[Path]:
+        """Renames the files to where they belong, the model last; returns them, the model first.
+
+        Raises:
+            ModelError: one of them cannot be put there.
+        """
+        try:
+            for name in self._files:
+                final = self.path.parent / name
+                final.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(self.folder / name, final)
+            directory = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        except OSError as cause:
+            raise ModelError(f"{self.path}: cannot be written ({cause.strerror or cause})") from cause
+        return [self.path.parent / name for name in reversed(self._files)]
+
+    def discard(self) -> None:
+        """Removes what is left of the hidden folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def staged(path: Path) -> Iterator[StagedOutput]:
+    """A :class:`StagedOutput` for ``path`` that leaves nothing behind, however the block ends."""
+    try:
+        output = StagedOutput(path)
+    except OSError as cause:
+        raise ModelError(f"{path}: cannot be written ({cause.strerror or cause})") from cause
+    try:
+        yield output
+    except OSError as cause:
+        raise ModelError(f"{path}: cannot be written ({cause.strerror or cause})") from cause
+    finally:
+        output.discard()
+
+
+def stage_unchanged(source: LoadedModel, output: StagedOutput) -> None:
+    """Stages the input's own bytes, and its data files where the target lies in another folder."""
+    data = source.path.read_bytes() if source.path else source.proto.SerializeToString(deterministic=True)
+    for name in source.external_files:
+        assert source.base_dir is not None
+        origin = source.base_dir / name
+        if origin.resolve() != (output.path.parent / name).resolve():
+            output.write(name, lambda sink, origin=origin: _copy_file(origin, sink))  # type: ignore[misc]
+    output.write(output.path.name, lambda sink: sink.write(data))
+
+
+def stage_model(model: ModelProto, source: LoadedModel, output: StagedOutput, external: bool) -> None:
+    """Stages ``model``, which is used up.
+
+    Weights go to ``<path>.data`` where that was asked for (``external``), where the input had its own so, or where the model does not fit
+    one protobuf message.
+    """
+    size = sum(len(t.raw_data) for t in all_tensors(model))
+    if external or source.external_files or size > PROTOBUF_LIMIT:
+        taken = {(source.base_dir / name).resolve() for name in source.external_files} if source.base_dir else set()
+        name = output.path.name + ".data"
+        if (output.path.parent / name).resolve() in taken:
+            name = output.path.name + ".tilewright.data"
+        output.write(name, lambda sink: _write_tensors(model, source.base_dir, name, sink))
+    output.write(output.path.name, lambda sink: sink.write(model.SerializeToString(deterministic=True)))
+
+
+def _write_tensors(model: ModelProto, base_dir: Path | None, location: str, sink: BinaryIO) -> None:
+    for tensor in all_tensors(model):
+        if tensor.data_type == TensorProto.STRING:
+            continue
+        is_external = tensor.data_location == TensorProto.EXTERNAL
+        if not is_external and len(tensor.raw_data) < INLINE_BYTES:
+            continue
+        sink.write(b"\0" * (-sink.tell() % ALIGNMENT))
+        offset = sink.tell()
+        if is_external:
+            info = ExternalDataInfo(tensor)
+            with open(Path(base_dir or ".") / info.location, "rb") as origin:
+                origin.seek(info.offset or 0)
+                _copy_range(origin, sink, info.length)
+        else:
+            sink.write(tensor.raw_data)
+            tensor.ClearField("raw_data")
+        length = sink.tell() - offset
+        tensor.data_location = TensorProto.EXTERNAL
+        del tensor.external_data[:]
+        for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+            tensor.external_data.add(key=key, value=value)
+
+
+def _copy_range(origin: BinaryIO, sink: BinaryIO, length: int | None) -> None:
+    left = length
+    while left is None or left > 0:
+        chunk = origin.read(min(left, 1 << 24) if left is not None else 1 << 24)
+        if not chunk:
+            break
+        sink.write(chunk)
+        left = left - len(chunk) if left is not None else None
+
+
+def _copy_file(origin: Path, sink: BinaryIO) -> None:
+    with open(origin, "rb") as source:
+        shutil.copyfileobj(source, sink, 1 << 24)

@@ -1,0 +1,50 @@
+"""What work costs on a GPU, from its :class:`DeviceSpec` alone: a roofline with a floor per kernel.
+
+Times are microseconds on an otherwise idle device inside a CUDA graph. They rank choices; they are not measurements. Constants and what they
+were fitted on: docs/constants.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..target import DeviceSpec
+
+L2_SHARE = 0.6  # tensors up to this share of the L2 are read from it by the next kernel
+KERNEL_START_US = 1.7  # ramp-up and drain of one small kernel, its launch apart
+POINTWISE_EFFICIENCY = 0.8  # of the bandwidth roof, for streaming kernels
+ELEMENT_BYTES = {"f16": 2, "tf32": 4}
+
+
+@dataclass(frozen=True)
+class GemmShape:
+    """A product of ``m`` x ``k`` by ``k`` x ``n``, ``groups`` times (a convolution: m = pixels, n = output channels a group)."""
+
+    m: int
+    n: int
+    k: int
+    groups: int = 1
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations, a multiply-add counted twice."""
+        return 2.0 * self.m * self.n * self.k * self.groups
+
+
+def memory_us(device: DeviceSpec, nbytes: float) -> float:
+    """Time to move ``nbytes`` once: from the L2 where they fit, else from DRAM."""
+    rate = device.l2_gbs if nbytes <= L2_SHARE * device.l2_bytes else device.dram_gbs
+    return nbytes / rate * 1e-3
+
+
+def streaming_us(device: DeviceSpec, nbytes: float) -> float:
+    """One kernel that only moves ``nbytes``."""
+    return device.launch_us + KERNEL_START_US + memory_us(device, nbytes) / POINTWISE_EFFICIENCY
+
+
+def vendor_us(device: DeviceSpec, compute: str, shape: GemmShape, nbytes: float) -> float:
+    """One convolution or matmul by the vendor's library as ONNX Runtime calls it."""
+    roof = max(shape.flops / device.vendor_tflops[compute] * 1e-6, memory_us(device, nbytes))
+    fill = min(1.0, math.ceil(shape.m / 128) * math.ceil(shape.n / 128) * shape.groups / device.sms)
+    return device.launch_us + max(device.vendor_floor_us, roof / max(fill, 0.1))

@@ -1,0 +1,61 @@
+"""A float16 model with all its arithmetic in float32: the reference that its rounding errors are measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
+
+_TYPE_ATTRIBUTES = ("to", "dtype")
+
+
+def has_half(model: ModelProto) -> bool:
+    """Whether any weight or input of the model's main graph is float16."""
+    graph = model.graph
+    return any(t.data_type == TensorProto.FLOAT16 for t in graph.initializer) or any(i.type.tensor_type.elem_type == TensorProto.FLOAT16 for i in graph.input)
+
+
+def upcast(model: ModelProto) -> ModelProto:
+    """A copy of ``model`` with float32 in place of float16 everywhere; weights keep their (exactly representable) values."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    _graph(copy.graph)
+    for function in copy.functions:
+        _nodes(function.node)
+    return copy
+
+
+def upcast_inputs(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same inputs with float32 in place of float16."""
+    return {k: v.astype(np.float32) if v.dtype == np.float16 else v for k, v in inputs.items()}
+
+
+def _graph(graph: GraphProto) -> None:
+    for tensor in graph.initializer:
+        _tensor(tensor)
+    del graph.value_info[:]
+    for info in (*graph.input, *graph.output):
+        _info(info)
+    _nodes(graph.node)
+
+
+def _info(info: ValueInfoProto) -> None:
+    if info.type.tensor_type.elem_type == TensorProto.FLOAT16:
+        info.type.tensor_type.elem_type = TensorProto.FLOAT
+
+
+def _tensor(tensor: TensorProto) -> None:
+    if tensor.data_type == TensorProto.FLOAT16:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+
+
+def _nodes(nodes: Iterable[NodeProto]) -> None:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.name in _TYPE_ATTRIBUTES and attribute.type == AttributeProto.INT and attribute.i == TensorProto.FLOAT16:
+                attribute.i = TensorProto.FLOAT
+            if attribute.HasField("t"):
+                _tensor(attribute.t)
+            for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                _graph(graph)
