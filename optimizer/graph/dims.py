@@ -157,6 +157,13 @@ def at_least(a: Dim, b: Dim) -> bool:
     return low is not None and low >= 0
 
 
+def never_one(dim: Dim) -> bool:
+    """Whether ``dim`` is proved to differ from 1."""
+    if isinstance(dim, int):
+        return dim != 1
+    return math.gcd(*(int(c) for c, _ in terms(dim))) > 1 or at_least(dim, 2)
+
+
 def divisible(dim: Dim, k: int) -> bool:
     """Whether ``dim`` is proved to be a multiple of ``k``."""
     if isinstance(dim, int):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import onnx_graphsurgeon as gs
-from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, TypeProto, ValueInfoProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, TypeProto, helper
 
+from ..errors import ModelError
 from ..records import Refusal
+from .dims import never_one
+from .input_dims import input_dims
 from .protos import function_body
 from .shape_rules import RULES, UNKNOWN, Call, CannotInfer, Fact
 from .shape_rules.elementwise import is_float
@@ -17,11 +21,10 @@ from .shape_rules.fallback import infer_by_onnx
 from .shape_rules.registry import MAX_UNKNOWN, MAX_VALUES, Values, array
 from .shape_rules.signatures import signature
 from .symbols import MAX_TERMS, Dim, is_whole, number, size_symbol, symbols_of, terms, value_symbol
-from .view import Constant, Node, Tensor, View, Weights, import_graph, is_constant, producer
+from .view import Constant, Node, Tensor, View, Weights, import_graph, is_constant, producer, toposort
 
 _MAX_FLOATS = 64  # float constants up to this many elements are read (Resize scales)
 _MAX_DEPTH = 16  # nested calls of local functions
-_NO_NAMES = frozenset({"", "?", "*", "-1", "None", "none", "null", "unk", "unknown"})  # dim_params that name nothing
 
 
 class Inference:
@@ -48,45 +51,30 @@ class Inference:
 
     def run(self) -> None:
         """Infers the main graph and, through it, every sub-graph."""
-        declared = {i.name: i for i in self.view.model.graph.input}
-        named = {d.dim_param for i in declared.values() for d in i.type.tensor_type.shape.dim if _is_name(d.dim_param)}
-        self._names |= named
-        facts = [self._input(t, declared.get(t.name)) for t in self.view.graph.inputs]
-        self.input_symbols = sorted(named & self._names_in_use(facts)) + [n for n in sorted(self._names_in_use(facts)) if n not in named]
-        self.graph(self.view.graph, facts)
+        declared = {i.name: i.type for i in self.view.model.graph.input}
+        dims = input_dims(self.view.model)
+        free = [d for t in self.view.graph.inputs if not isinstance(t, Constant) for d in dims.get(t.name) or () if isinstance(d, str)]
+        self.input_symbols = list(dict.fromkeys(free))
+        self._names |= set(free)
+        self.graph(self.view.graph, [self._input(t, declared.get(t.name, TypeProto()), dims.get(t.name)) for t in self.view.graph.inputs])
 
-    @staticmethod
-    def _names_in_use(facts: Sequence[Fact]) -> set[str]:
-        return {s.name for f in facts for d in f.shape or () for s in symbols_of(d)}
-
-    def _input(self, tensor: Tensor, declared: ValueInfoProto | None) -> Fact:
+    def _input(self, tensor: Tensor, kind: TypeProto, dims: tuple[int | str, ...] | None) -> Fact:
         """The declared type of a model input. A dtype that a rewrite set on the tensor itself replaces the declared one."""
         if isinstance(tensor, Constant):
             return self.fact(tensor)
-        kind = declared.type if declared is not None else TypeProto()
         if kind.WhichOneof("value") != "tensor_type":
             return UNKNOWN
         dtype = kind.tensor_type.elem_type or None
         if tensor.dtype is not None:
-            dtype = helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
-        if not kind.tensor_type.HasField("shape"):
-            return Fact(dtype=dtype)
-        shape: list[Dim] = []
-        for axis, dim in enumerate(kind.tensor_type.shape.dim):
-            if dim.HasField("dim_value") and dim.dim_value > 0:
-                shape.append(dim.dim_value)
-            elif _is_name(dim.dim_param):
-                shape.append(size_symbol(dim.dim_param))
-            else:
-                shape.append(size_symbol(self._unique(f"{tensor.name}_{axis}")))
-        return Fact(tuple(shape), None, dtype)
+            dtype = int(helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype)))
+        return Fact(None if dims is None else tuple(size_symbol(d) if isinstance(d, str) else d for d in dims), None, dtype)
 
     def graph(self, graph: gs.Graph, inputs: Sequence[Fact]) -> list[Fact]:
         """Infers ``graph``, whose inputs have the facts ``inputs``; returns the facts of its outputs."""
         for tensor, fact in zip(graph.inputs, inputs):
             if not isinstance(tensor, Constant):
                 self.facts[tensor] = fact
-        for node in graph.nodes:
+        for node in _in_order(graph):
             self._node(node)
         return [replace(self.fact(t), value=self.value(t)) for t in graph.outputs]
 
@@ -197,10 +185,10 @@ class Inference:
         return any(self._made.get(s, 0) > mark for s in symbols_of(dim))
 
     def broadcast_dim(self, a: Dim, b: Dim) -> Dim:
-        """The size of broadcast dims, neither of them the number 1. Two symbolic ones that may differ give a symbol, always the same."""
-        if a == b or isinstance(a, int):
+        """The size of broadcast dims, neither of them the number 1. Two that may differ or be 1 give a symbol, always the same."""
+        if a == b or never_one(a):
             return a
-        if isinstance(b, int):
+        if never_one(b):
             return b
         pair = frozenset((a, b))
         if pair not in self._pairs:
@@ -218,8 +206,21 @@ class Inference:
         return name
 
 
-def _is_name(dim_param: str) -> bool:
-    return dim_param.strip() not in _NO_NAMES and not dim_param.strip().lstrip("-").isdigit()
+def _in_order(graph: gs.Graph) -> Sequence[Node]:
+    """The nodes so that producers come first; runtimes accept any order."""
+    late = {t for node in graph.nodes for t in node.outputs if t.name}
+    for node in graph.nodes:
+        if any(t in late for t in node.inputs):
+            break
+        late.difference_update(node.outputs)
+    else:
+        return list(graph.nodes)
+    ordered = SimpleNamespace(nodes=list(graph.nodes))
+    try:
+        toposort(ordered)
+    except ModelError:
+        return list(graph.nodes)
+    return list(ordered.nodes)
 
 
 def _origin(graph: gs.Graph) -> GraphProto:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 import sympy
 from onnx import TensorProto
 
-from ..records import Refusal
 from . import dims
 from .bounds import Bound, Bounds
 from .shape_engine import Inference, constant_contents, dtype_of
@@ -34,12 +33,12 @@ class Shapes:
         problems: Nodes on which a rule failed unexpectedly; their outputs are unknown.
     """
 
-    def __init__(self, facts: Mapping[Tensor, Fact], symbols: tuple[str, ...], ranges: Mapping[str, tuple[int, int | None]], problems: tuple[Refusal, ...]) -> None:
-        self._facts = dict(facts)
+    def __init__(self, run: Inference, ranges: Mapping[str, tuple[int, int | None]]) -> None:
+        self._facts = dict(run.facts)
         self._bounds = Bounds(ranges)
         self._read: dict[Tensor, Values | None] = {}
-        self.symbols = symbols
-        self.problems = problems
+        self.symbols = tuple(run.input_symbols)
+        self.problems = tuple(run.problems)
 
     def _fact(self, tensor: Tensor) -> Fact:
         if isinstance(tensor, Constant):
@@ -121,4 +120,4 @@ def infer(view: View, ranges: Mapping[str, tuple[int, int | None]] | None = None
     """
     run = Inference(view)
     run.run()
-    return Shapes(run.facts, tuple(run.input_symbols), dict(ranges or {}), tuple(run.problems))
+    return Shapes(run, ranges or {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -104,8 +105,8 @@ def _compare(a: Dim, b: Dim, op: str) -> Dim | None:
         return 0
     if op == "Greater" and dims.at_least(b, a):
         return 0
-    tests = {"Equal": lambda d: d == 0, "Less": lambda d: d < 0, "Greater": lambda d: d > 0, "LessOrEqual": lambda d: d <= 0, "GreaterOrEqual": lambda d: d >= 0}
-    return _decided(difference, tests[op])
+    tests = {"Equal": operator.eq, "Less": operator.lt, "Greater": operator.gt, "LessOrEqual": operator.le, "GreaterOrEqual": operator.ge}
+    return _decided(difference, lambda d: tests[op](d, 0))
 
 
 def _rational(a: Dim) -> Fraction | None:
@@ -137,11 +138,11 @@ _UNARY: dict[str, Operation] = {
 
 
 @rule(
-    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Ceil", "Celu", "Cos", "Cosh", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid",
-    "HardSwish", "Hardmax", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Log", "LogSoftmax", "LpNormalization", "LRN", "MeanVarianceNormalization", "Mish", "Neg",
-    "Not", "Reciprocal", "Relu", "Round", "ScaledTanh", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softmax", "Softplus", "Softsign", "Sqrt", "Swish",
-    "Tan", "Tanh", "ThresholdedRelu", "Trilu", "CumSum", "CumProd", "Clip", "InstanceNormalization", "GroupNormalization", "RMSNormalization", "ReverseSequence",
-    "ScatterElements", "Scatter", "ScatterND", "TensorScatter",
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Ceil", "Celu", "Clip", "Cos", "Cosh", "CumProd", "CumSum", "Elu", "Erf", "Exp",
+    "Floor", "Gelu", "GroupNormalization", "HardSigmoid", "HardSwish", "Hardmax", "Identity", "InstanceNormalization", "IsInf", "IsNaN", "LRN", "LeakyRelu",
+    "Log", "LogSoftmax", "LpNormalization", "MeanVarianceNormalization", "Mish", "Neg", "Not", "RMSNormalization", "Reciprocal", "Relu", "ReverseSequence",
+    "Round", "ScaledTanh", "Scatter", "ScatterElements", "ScatterND", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softmax", "Softplus", "Softsign",
+    "Sqrt", "Swish", "Tan", "Tanh", "TensorScatter", "ThresholdedRelu", "Trilu",
 )  # fmt: skip
 def same_shape(call: Call) -> list[Fact]:
     """One output of the shape of input 0."""

@@ -20,8 +20,9 @@ def _reduced(call: Call, axes: list[int], source: Shape) -> Shape:
 def _fold(call: Call, result: Shape) -> Values | None:
     """Contents of a reduction of a whole one-dimensional tensor to one number."""
     op, source = call.node.op, call.shape(0)
-    value = call.value(0) if source is not None and len(source) == 1 else None
-    if value is None or value.size == 0 or math.prod(d for d in result if isinstance(d, int)) != 1 or call.dtype(0) not in (TensorProto.INT64, TensorProto.INT32):
+    whole = source is not None and len(source) == 1 and math.prod(d for d in result if isinstance(d, int)) == 1
+    value = call.value(0) if whole and call.dtype(0) in (TensorProto.INT64, TensorProto.INT32) else None
+    if value is None or value.size == 0:
         return None
     total: Dim = value.flat[0]
     for entry in value.flat[1:]:

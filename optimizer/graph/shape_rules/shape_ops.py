@@ -8,8 +8,7 @@ import numpy as np
 from onnx import TensorProto
 
 from .. import dims
-from ..symbols import Dim, add, mul, product, sub
-from .elementwise import is_float
+from ..symbols import Dim, add, is_whole, mul, product, sub
 from .registry import MAX_VALUES, Call, CannotInfer, Fact, Shape, Values, array, rule
 
 
@@ -197,7 +196,7 @@ def range_(call: Call) -> list[Fact]:
     if any(g is None or len(g) != 1 for g in given):
         return [Fact(call.fresh(1))]
     start, limit, delta = (g[0] for g in given if g is not None)
-    if not isinstance(delta, int) or delta == 0 or (is_float(call.dtype(0)) and not all(isinstance(g, int) for g in (start, limit))):
+    if not isinstance(delta, int) or delta == 0 or not is_whole(start) or not is_whole(limit):
         return [Fact(call.fresh(1))]
     distance = sub(limit, start) if delta > 0 else sub(start, limit)
     length = dims.ceildiv(dims.maximum(distance, 0), abs(delta))

@@ -52,7 +52,8 @@ def signature(domain: str, op: str, version: int) -> Signature | None:
     found = schema(domain, op, version)
     if found is None:
         return None
-    fixed = {c.type_param_str: _ENUM[c.allowed_type_strs[0]] for c in found.type_constraints if len(c.allowed_type_strs) == 1 and c.allowed_type_strs[0] in _ENUM}
+    single = {c.type_param_str: c.allowed_type_strs[0] for c in found.type_constraints if len(c.allowed_type_strs) == 1}
+    fixed = {name: _ENUM[text] for name, text in single.items() if text in _ENUM}
     fixed |= {p.type_str: _ENUM[p.type_str] for p in [*found.inputs, *found.outputs] if p.type_str in _ENUM}
     variadic = OpSchema.FormalParameterOption.Variadic
 

@@ -8,7 +8,7 @@ from .. import dims
 from ..symbols import Dim, add, mul, sub
 from .registry import MAX_UNKNOWN, Call, CannotInfer, Fact, Shape, Values, rule, same_dim
 
-_HUGE = 2**31 - 1  # an end at least this far off means "to the last element"
+_HUGE = 10**9  # an end at least this far off means "to the last element": no dim is longer
 
 
 @rule("Gather")
