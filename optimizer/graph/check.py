@@ -1,0 +1,155 @@
+"""Whether a model is a graph at all: each fault is one sentence that names the node, the tensor or the initializer.
+
+Only what every later stage relies on is checked, and what the onnx package says per node. A model may hold ops that nobody knows, in any
+domain; its nodes may come in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+
+from ..errors import ModelError
+
+
+def check(model: ModelProto) -> None:
+    """Does nothing for a valid model.
+
+    Raises:
+        ModelError: a domain without a version, a tensor that is undefined or defined twice, a cycle, an initializer with too few values, a node that
+            lacks an attribute or an input which its op requires.
+    """
+    versions = {"" if i.domain == "ai.onnx" else i.domain: i.version for i in model.opset_import}
+    context = onnx.checker.C.CheckerContext()
+    context.ir_version = model.ir_version
+    context.opset_imports = versions
+    local = {(f.domain, f.name) for f in model.functions}
+    _check_graph(model.graph, frozenset(), _NodeCheck(versions, local, context))
+
+
+def label(node: NodeProto) -> str:
+    """What messages call a node: its name, else its op and first output."""
+    return f"{node.op_type} node {node.name!r}" if node.name else f"{node.op_type} node that makes {next(iter(node.output), '')!r}"
+
+
+class _NodeCheck:
+    """Checks of one node by itself."""
+
+    def __init__(self, versions: Mapping[str, int], local: Set[tuple[str, str]], context: onnx.checker.C.CheckerContext) -> None:
+        self.versions, self.local, self.context = versions, local, context
+
+    def __call__(self, node: NodeProto) -> None:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        if (domain, node.op_type) in self.local:
+            return
+        if domain not in self.versions:
+            name = f"domain {domain!r}" if domain else "the default domain"
+            raise ModelError(f"{label(node)}: the model imports no opset of {name}")
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self.versions[domain], domain)
+        except onnx.defs.SchemaError:
+            return  # an op that nobody knows is left alone
+        missing = [name for name, a in schema.attributes.items() if a.required and all(b.name != name for b in node.attribute)]
+        if missing:
+            raise ModelError(f"{label(node)}: attribute {missing[0]!r}, which {node.op_type} requires, is missing")
+        if schema.deprecated or node.op_type == "Constant" or any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute):
+            return
+        try:
+            onnx.checker.check_node(node, self.context)
+        except onnx.checker.ValidationError as cause:
+            raise ModelError(f"{label(node)}: {str(cause).strip().splitlines()[0]}") from cause
+
+
+def _check_graph(graph: GraphProto, outer: frozenset[str], check_node: _NodeCheck) -> None:
+    where = f"graph {graph.name!r}" if graph.name else "the graph"
+    _no_twins([i.name for i in graph.input], f"{where} has two inputs")
+    _no_twins([t.name for t in graph.initializer], f"{where} has two initializers")
+    given = {i.name for i in graph.input} | {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
+    maker: dict[str, int] = {}
+    for index, node in enumerate(graph.node):
+        for name in node.output:
+            if not name:
+                continue
+            if name in maker:
+                raise ModelError(f"tensor {name!r} is made twice: by the {label(graph.node[maker[name]])} and by the {label(node)}")
+            if name in given:
+                raise ModelError(f"tensor {name!r} is made by the {label(node)} but is an input or initializer of {where}")
+            maker[name] = index
+    for tensor in graph.initializer:
+        _check_initializer(tensor)
+    visible = outer | given | maker.keys()
+    for node in graph.node:
+        for position, name in enumerate(node.input):
+            if name and name not in visible:
+                raise ModelError(f"{label(node)}: input {position} is {name!r}, which nothing defines")
+        check_node(node)
+        for inner in _subgraphs(node):
+            _check_graph(inner, frozenset(visible), check_node)
+    for value in graph.output:
+        if value.name and value.name not in visible:
+            raise ModelError(f"output {value.name!r} of {where} is defined by nothing")
+    _no_cycle(graph, maker)
+
+
+def _no_twins(names: Iterable[str], what: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ModelError(f"{what} called {name!r}")
+        seen.add(name)
+
+
+def _subgraphs(node: NodeProto) -> list[GraphProto]:
+    return [g for a in node.attribute for g in ([a.g] if a.type == AttributeProto.GRAPH else a.graphs)]
+
+
+def _reads(node: NodeProto) -> set[str]:
+    names = set(node.input)
+    for graph in _subgraphs(node):
+        for inner in graph.node:
+            names |= _reads(inner)
+        names |= {o.name for o in graph.output}
+    return names
+
+
+def _no_cycle(graph: GraphProto, maker: Mapping[str, int]) -> None:
+    needs = [sorted({maker[n] for n in _reads(node) if n in maker}) for node in graph.node]
+    if all(n < i for i, before in enumerate(needs) for n in before):
+        return
+    state = [0] * len(needs)  # 1: on the path, 2: done
+    for root in range(len(needs)):
+        path = [root] if not state[root] else []
+        while path:
+            node = path[-1]
+            state[node] = 1
+            step = next((n for n in needs[node] if state[n] != 2), None)
+            if step is None:
+                state[path.pop()] = 2
+            elif state[step] == 1:
+                names = [label(graph.node[i]) for i in path[path.index(step) :]]
+                raise ModelError(f"the graph has a cycle: {' reads the '.join([*names[:4], *(['...'] if len(names) > 4 else []), names[0]])}")
+            else:
+                path.append(step)
+
+
+def _check_initializer(tensor: TensorProto) -> None:
+    if any(d < 0 for d in tensor.dims):
+        raise ModelError(f"initializer {tensor.name!r} has a negative dim: {list(tensor.dims)}")
+    if tensor.data_location == TensorProto.EXTERNAL or tensor.data_type in (TensorProto.UNDEFINED, TensorProto.STRING) or not tensor.HasField("raw_data"):
+        return
+    size = _bytes(tensor)
+    if size is not None and size != len(tensor.raw_data):
+        raise ModelError(f"initializer {tensor.name!r} holds {len(tensor.raw_data)} bytes, its shape {list(tensor.dims)} takes {size}")
+
+
+def _bytes(tensor: TensorProto) -> int | None:
+    name = TensorProto.DataType.Name(tensor.data_type)
+    count = 1
+    for dim in tensor.dims:
+        count *= dim
+    bits = 4 if name in ("INT4", "UINT4", "FLOAT4E2M1") else 2 if name in ("INT2", "UINT2") else None
+    if bits is None:
+        return count * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+    return (count * bits + 7) // 8
