@@ -26,7 +26,8 @@ cnn (float[N,3,H,W] x) => (float[N,K] y) {
   f = Flatten<axis=1>(s)
   y = Gemm<transB=1>(f, w8, b8)
 }"""
-CNN_WEIGHTS = {"w1": (8, 3, 3, 3), "w2": (6, 8, 3, 3), "w3": (2, 8, 5, 5), "w4": (8, 2, 3, 3), "w5": (4, 8, 2, 2), "w6": (4, 4, 4, 4), "w7": (4, 6, 3, 3), "w8": (10, 6), "b8": (10,)}
+CNN_WEIGHTS: dict[str, tuple[int, ...]] = {"w1": (8, 3, 3, 3), "w2": (6, 8, 3, 3), "w3": (2, 8, 5, 5), "w4": (8, 2, 3, 3), "w5": (4, 8, 2, 2)}
+CNN_WEIGHTS |= {"w6": (4, 4, 4, 4), "w7": (4, 6, 3, 3), "w8": (10, 6), "b8": (10,)}
 
 TRANSFORMER = """<ir_version: 8, opset_import: ["": 17]>
 transformer (int64[B,S] ids, int64[B,S] mask) => (float[B,S,32] y, float[B,1,32] last) {

@@ -95,7 +95,7 @@ def compare(shapes: Shapes, view: View, arrays: dict[str, object], feeds: dict[s
         if len(shape) != got.ndim:
             tally.wrong.append(f"{tensor.name}: has shape {got.shape}, inferred {shape}")
             continue
-        for dim, size in zip(shape, got.shape):
+        for dim, size in zip(shape, got.shape, strict=True):
             if str(dim) not in known and not isinstance(dim, int) and dim.is_Symbol:
                 known[str(dim)] = size
                 tally.known_dims += tensor.name in feeds
@@ -110,11 +110,8 @@ def compare(shapes: Shapes, view: View, arrays: dict[str, object], feeds: dict[s
 def _check_dtype(inferred: int | None, got: np.ndarray, name: str, tally: Tally) -> None:
     if inferred is None:
         return
-    if got.dtype.kind in "OUS":
-        matches = inferred == TensorProto.STRING
-    else:
-        matches = helper.tensor_dtype_to_np_dtype(inferred) == got.dtype
-    if not matches:
+    expected = np.dtype(object) if inferred == TensorProto.STRING else helper.tensor_dtype_to_np_dtype(inferred)
+    if expected != (np.dtype(object) if got.dtype.kind in "OUS" else got.dtype):
         tally.wrong.append(f"{name}: has dtype {got.dtype}, inferred {TensorProto.DataType.Name(inferred)}")
 
 
@@ -122,7 +119,7 @@ def _check_value(shapes: Shapes, tensor: object, got: np.ndarray, known: dict[st
     value = shapes.value(tensor)
     if value is None or got.dtype.kind not in "biuf":
         return
-    for inferred, real in zip(value.flat, got.flat):
+    for inferred, real in zip(value.flat, got.flat, strict=False):
         if isinstance(inferred, int):
             inferred_number: float = inferred
         elif inferred.is_Rational:
@@ -146,7 +143,7 @@ def check(model: ModelProto, feeds: dict[str, object], view_model: ModelProto | 
     shapes = infer(view)
     run = session(with_all_outputs(model))
     names = [o.name for o in run.get_outputs()]
-    arrays = dict(zip(names, run.run(names, feeds)))
+    arrays = dict(zip(names, run.run(names, feeds), strict=True))
     tally = compare(shapes, view, arrays, feeds)
     tally.wrong += [f"problem: {p}" for p in shapes.problems]
     return tally

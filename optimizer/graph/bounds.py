@@ -27,8 +27,10 @@ class Bounds:
         self._memo: dict[tuple[Dim, int], Fraction | None] = {}
 
     def interval(self, dim: Dim) -> tuple[Bound, Bound]:
-        """The lowest and the highest value that ``dim`` may take, None where none is known. Terms of a sum count as independent,
-        so the result may be wider than the truth, never narrower."""
+        """The lowest and the highest value that ``dim`` may take, None where none is known.
+
+        Terms of a sum count as independent, so the result may be wider than the truth, never narrower.
+        """
         if isinstance(dim, int):
             return dim, dim
         low, high = self._lowest(dim, _MAX_RELAXATIONS), self._lowest(mul(-1, dim), _MAX_RELAXATIONS)

@@ -71,7 +71,7 @@ class Inference:
 
     def graph(self, graph: gs.Graph, inputs: Sequence[Fact]) -> list[Fact]:
         """Infers ``graph``, whose inputs have the facts ``inputs``; returns the facts of its outputs."""
-        for tensor, fact in zip(graph.inputs, inputs):
+        for tensor, fact in zip(graph.inputs, inputs, strict=False):
             if not isinstance(tensor, Constant):
                 self.facts[tensor] = fact
         for node in _in_order(graph):
@@ -85,7 +85,7 @@ class Inference:
             facts = self._apply(call)
         except CannotInfer:
             pass
-        except Exception as cause:  # noqa: BLE001  an invalid node must not stop the walk; what failed is kept
+        except Exception as cause:  # an invalid node must not stop the walk; what failed is kept
             self.problems.append(Refusal("shapes", f"{node.op}: {type(cause).__name__}: {cause}", (node.label,)))
         domain = "" if node.standard() else node.domain
         found = signature(domain, node.op, self.opset(domain)) if (domain, node.op) not in self._functions else None

@@ -76,6 +76,7 @@ def symbols_of(dim: Dim) -> set[sympy.Symbol]:
 
 
 def tidy(expression: sympy.Expr) -> Dim:
+    """``expression``, as an int where it is one."""
     return int(expression) if expression.is_Integer else expression
 
 
@@ -89,6 +90,7 @@ def terms(dim: Dim) -> list[tuple[Fraction, sympy.Expr]]:
 
 
 def build(parts: list[tuple[Fraction, sympy.Expr]]) -> Dim:
+    """The sum of (coefficient, product) pairs: what :func:`terms` takes apart."""
     return tidy(sympy.Add(*(sympy.Rational(c.numerator, c.denominator) * m for c, m in parts)))
 
 

@@ -7,10 +7,10 @@ import time
 import numpy as np
 import onnx
 import pytest
-from dynamic_models import arithmetic, cnn, control, fpn, transformer, with_constants
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
-from shape_oracle import check
 
+from dynamic_models import arithmetic, cnn, control, fpn, transformer, with_constants
+from shape_oracle import check
 from tilewright.optimizer.graph import shapes as shapes_module
 from tilewright.optimizer.graph.shape_rules import RULES
 from tilewright.optimizer.graph.shape_rules.registry import rule
@@ -90,7 +90,7 @@ RULE_CASES = [
 ]
 
 
-@pytest.mark.parametrize(("body", "opset", "arrays", "expected"), RULE_CASES, ids=[c[0].split("=")[1].split("<")[0].split("(")[0].strip() + f"-{c[1]}-{i}" for i, c in enumerate(RULE_CASES)])
+@pytest.mark.parametrize(("body", "opset", "arrays", "expected"), RULE_CASES, ids=[c[0] for c in RULE_CASES])
 def test_rule(body: str, opset: int, arrays: dict[str, np.ndarray], expected: str) -> None:
     assert text_of(graph(body, opset=opset, arrays=arrays), "y") == expected
 
@@ -119,13 +119,16 @@ def test_old_and_new_opsets(opset: int) -> None:
     """The same graph spelt for each opset: axes and pads move from attributes to inputs, Upsample becomes Resize."""
     consts = {"w": floats(6, 3, 3, 3), "shape": np.array([0, 6, -1], INT), "slope": floats(6, 1, 1)}
     pads, ends = np.array([0, 0, 1, 0, 0, 0, 2, 1], INT), np.array([2**62, -1], INT)
-    lines = ["c = Conv<strides=[2,2]>(x, w)", "p = PRelu(c, slope)", "r = Reshape(p, shape)", "sh = Shape(p)", "b = BatchNormalization(p, s6, s6, s6, v6)"]
+    lines = ["c = Conv<strides=[2,2]>(x, w)", "p = PRelu(c, slope)", "r = Reshape(p, shape)", "sh = Shape(p)"]
+    lines.append("b = BatchNormalization(p, s6, s6, s6, v6)")
     consts |= {"s6": floats(6), "v6": np.ones(6, np.float32), "starts": np.array([1, 0], INT), "ends": ends, "axes": np.array([2, 3], INT), "pads": pads}
-    consts |= {"roi": np.zeros(0, np.float32), "scales": np.array([1, 1, 2, 1.5], np.float32), "a1": np.array([1], INT), "k": np.array([2], INT), "sizes": np.array([2, 4], INT)}
+    consts["roi"] = np.zeros(0, np.float32)
+    consts |= {"scales": np.array([1, 1, 2, 1.5], np.float32), "a1": np.array([1], INT), "k": np.array([2], INT), "sizes": np.array([2, 4], INT)}
     lines.append("sl = Slice<starts=[1,0],ends=[4611686018427387904,-1],axes=[2,3]>(b)" if opset < 10 else "sl = Slice(b, starts, ends, axes)")
     lines.append("pd = Pad<pads=[0,0,1,0,0,0,2,1]>(sl)" if opset < 11 else "pd = Pad(sl, pads)")
-    up = "u = Upsample<scales=[1.0,1.0,2.0,1.5]>(pd)" if opset < 9 else "u = Upsample(pd, scales)" if opset < 10 else "u = Resize(pd, scales)" if opset < 11 else "u = Resize(pd, roi, scales)"
-    lines += [up, "us = Unsqueeze<axes=[1]>(u)" if opset < 13 else "us = Unsqueeze(u, a1)", "sq = Squeeze<axes=[1]>(us)" if opset < 13 else "sq = Squeeze(us, a1)"]
+    scaled = {7: "Upsample<scales=[1.0,1.0,2.0,1.5]>(pd)", 8: "Upsample<scales=[1.0,1.0,2.0,1.5]>(pd)", 9: "Upsample(pd, scales)", 10: "Resize(pd, scales)"}
+    lines.append("u = " + scaled.get(opset, "Resize(pd, roi, scales)"))
+    lines += ["us = Unsqueeze<axes=[1]>(u)", "sq = Squeeze<axes=[1]>(us)"] if opset < 13 else ["us = Unsqueeze(u, a1)", "sq = Squeeze(us, a1)"]
     lines.append("s1, s2 = Split<axis=1,split=[2,4]>(sq)" if opset < 13 else "s1, s2 = Split<axis=1>(sq, sizes)")
     lines.append("t, i = TopK<axis=2,k=2>(s2)" if opset < 10 else "t, i = TopK<axis=2>(s2, k)")
     lines.append("m = ReduceMean<axes=[1]>(t)" if opset < 18 else "m = ReduceMean(t, a1)")
@@ -186,7 +189,8 @@ def test_inputs_of_every_kind() -> None:
     a[0].dim_value, a[2].dim_value, b[0].dim_param = -1, 0, "?"
     sequence = helper.make_tensor_sequence_value_info("q", TensorProto.FLOAT, [2])
     optional = helper.make_value_info("o", helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [2])))
-    model.graph.input.extend([sequence, optional, helper.make_tensor_value_info("free", TensorProto.INT64, None), helper.make_tensor_value_info("s", TensorProto.BOOL, [])])
+    free, scalar = helper.make_tensor_value_info("free", TensorProto.INT64, None), helper.make_tensor_value_info("s", TensorProto.BOOL, [])
+    model.graph.input.extend([sequence, optional, free, scalar])
     shapes, tensors = inferred(model)
     found = {name: (shapes.dtype(t), shapes.shape(t) if shapes.shape(t) is None else tuple(map(str, shapes.shape(t)))) for name, t in tensors.items()}
     assert found["a"] == (TensorProto.FLOAT, ("a_0", "3", "a_2", "W"))
@@ -209,7 +213,8 @@ def test_nodes_in_any_order() -> None:
 
 
 def test_unknown_ops_give_unknown_outputs() -> None:
-    model = parser.parse_model('<ir_version: 8, opset_import: ["": 17, "acme": 1]> g (float[N] x) => (y) { a = acme.Magic(x) b = DCNv2_TRT(x) c = Relu(a) y = Add(b, x) }')
+    body = "{ a = acme.Magic(x) b = DCNv2_TRT(x) c = Relu(a) y = Add(b, x) }"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17, "acme": 1]> g (float[N] x) => (y) {body}')
     shapes, tensors = inferred(model)
     for name in "abcy":
         assert shapes.shape(tensors[name]) is None and (shapes.dtype(tensors[name]) is None) == (name != "y")
@@ -241,7 +246,7 @@ def test_facts_inside_sub_graphs_and_after_loops() -> None:
     assert [str(d) for d in shapes.shape(tensors["kept"])] == ["N", "C"]
     grown, inside = shapes.shape(tensors["grown"]), shapes.shape(tensors["g2"])
     assert str(grown[1]) == "C" and not shapes.equal(grown[0], inside[0])
-    assert [str(d) for d in shapes.shape(tensors["outs"])] == [f"{2 * 5 - 5} + C".replace("5 + C", "C + 5"), "N"]
+    assert [str(d) for d in shapes.shape(tensors["outs"])] == ["C + 5", "N"]
 
 
 def test_stable_text_form() -> None:
@@ -264,7 +269,8 @@ def test_constants_added_later_are_known() -> None:
 
 def test_speed_on_a_static_and_a_dynamic_graph() -> None:
     """1000 static nodes in half a second, 300 dynamic ones in two (limits doubled for a busy machine)."""
-    block = "c{i} = Conv<pads=[1,1,1,1]>({p},w) b{i} = Add(c{i},bias) r{i} = Relu(b{i}) s{i} = Add(r{i},{p}) q{i} = Concat<axis=1>(s{i},r{i}) t{i}, u{i} = Split<axis=1>(q{i})"
+    block = "c{i} = Conv<pads=[1,1,1,1]>({p},w) b{i} = Add(c{i},bias) r{i} = Relu(b{i}) s{i} = Add(r{i},{p})"
+    block += " q{i} = Concat<axis=1>(s{i},r{i}) t{i}, u{i} = Split<axis=1>(q{i})"
     lines, previous = [], "x"
     for i in range(167):
         lines.append(block.format(i=i, p=previous))

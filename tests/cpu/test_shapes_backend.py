@@ -8,8 +8,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, numpy_helper
 from onnx.backend.test.loader import load_model_tests
-from shape_oracle import Tally, compare, dynamic_inputs, frozen_parameters, session, with_all_outputs
 
+from shape_oracle import Tally, compare, dynamic_inputs, frozen_parameters, session, with_all_outputs
 from tilewright.optimizer.graph.shapes import infer
 from tilewright.optimizer.graph.view import View
 

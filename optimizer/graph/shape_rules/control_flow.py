@@ -22,7 +22,7 @@ def if_(call: Call) -> list[Fact]:
     condition = call.ints(0)
     if condition:
         return branches[0 if condition[0] else 1]
-    return [join(a, b, call.engine.fresh) for a, b in zip(*branches)]
+    return [join(a, b, call.engine.fresh) for a, b in zip(*branches, strict=True)]
 
 
 def _declared(graph: gs.Graph, index: int) -> Shape | None:
@@ -52,7 +52,7 @@ def _fixed_point(call: Call, body: gs.Graph, lead: Sequence[Fact], carried: list
                 if new.shape is None or len(new.shape) != len(shape):
                     shape, moving[i], stable = None, None, False
                 else:
-                    changed = {k for k, (a, b) in enumerate(zip(shape, new.shape)) if not equal(a, b)} - dims
+                    changed = {k for k, (a, b) in enumerate(zip(shape, new.shape, strict=True)) if not equal(a, b)} - dims
                     stable = stable and not changed
                     moving[i] = dims | changed
                     shape = tuple(engine.fresh() if k in changed else d for k, d in enumerate(shape))
@@ -118,7 +118,7 @@ def scan(call: Call) -> list[Fact]:
     results = [_outside(call, f, mark) for f in carried]
     steps = call.engine.fresh() if length is None else length
     out_axes = [int(a) for a in call.attr("scan_output_axes", [])] or [0] * (len(outputs) - states)
-    for element, axis in zip(outputs[states:], out_axes):
+    for element, axis in zip(outputs[states:], out_axes, strict=True):
         seen = _outside(call, element, mark)
         if seen.shape is not None:
             place = call.axis(axis, len(seen.shape) + 1)

@@ -36,10 +36,10 @@ def _spatial(call: Call, dims: Sequence[Dim], kernel: Sequence[Dim], dilated: bo
     dilations = _per_axis(call, "dilations", count, 1) if dilated else [1] * count
     auto_pad = call.attr("auto_pad", "NOTSET")
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        return [ceildiv(d, s) for d, s in zip(dims, strides)]
+        return [ceildiv(d, s) for d, s in zip(dims, strides, strict=True)]
     pads = [0] * (2 * count) if auto_pad == "VALID" else _per_axis(call, "pads", 2 * count, 0)
     result = []
-    for i, (dim, stride) in enumerate(zip(dims, strides)):
+    for i, (dim, stride) in enumerate(zip(dims, strides, strict=True)):
         extent = add(mul(dilations[i], sub(kernel[i], 1)), 1)
         room = sub(add(dim, pads[i], pads[i + count]), extent)  # positions of the first window
         if not call.attr("ceil_mode", 0):
@@ -88,7 +88,7 @@ def conv_transpose(call: Call) -> list[Fact]:
         return [Fact((image[0], channels, *(int(d) for d in given[-count:])))]
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         # NOTE: runtimes disagree on whether output_padding adds to a SAME size, so such sizes stay open.
-        return [Fact((image[0], channels, *(mul(d, s) if not any(extra) else call.engine.fresh() for d, s in zip(image[2:], strides))))]
+        return [Fact((image[0], channels, *(mul(d, s) if not any(extra) else call.engine.fresh() for d, s in zip(image[2:], strides, strict=True))))]
     pads = [0] * (2 * count) if auto_pad == "VALID" else _per_axis(call, "pads", 2 * count, 0)
     spatial = [
         add(mul(strides[i], sub(dim, 1)), extra[i] + 1 - pads[i] - pads[i + count], mul(dilations[i], sub(kernel[i], 1))) for i, dim in enumerate(image[2:])

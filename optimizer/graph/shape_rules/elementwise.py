@@ -53,7 +53,7 @@ def combine(operation: Operation, dtype: int | None, *operands: Values | None, e
         return None
     result = np.empty(grid.shape, dtype=object)
     columns = [np.broadcast_to(o, grid.shape).ravel() for o in known]
-    for i, entries in enumerate(zip(*columns)):
+    for i, entries in enumerate(zip(*columns, strict=True)):
         entry = operation(*entries)
         if entry is None or (exact and not fits(entry, dtype)):
             return None

@@ -8,7 +8,7 @@ from .registry import Call, CannotInfer, Fact, rule
 
 
 def product_of(call: Call, a: int, b: int) -> list[Fact]:
-    """numpy's ``matmul`` of inputs ``a`` and ``b``, batch dims broadcast."""
+    """The ``matmul`` of numpy on inputs ``a`` and ``b``, batch dims broadcast."""
     left, right = call.need(a), call.need(b)
     if not left or not right:
         raise CannotInfer("a matrix product needs at least one dim")
@@ -56,7 +56,7 @@ def einsum(call: Call) -> list[Fact]:
             return [Fact(call.fresh(len(right)))]
         if len(shape) != len(term):
             raise CannotInfer(f"operand {i} has rank {len(shape)} and the equation says {term!r}")
-        for letter, dim in zip(term, shape):
+        for letter, dim in zip(term, shape, strict=True):
             sizes[letter] = call.broadcast((sizes.get(letter, 1),), (dim,))[0]
     return [Fact(tuple(sizes[c] for c in right))]
 

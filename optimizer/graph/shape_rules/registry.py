@@ -192,8 +192,9 @@ def join(a: Fact, b: Fact, fresh: Callable[[], Dim]) -> Fact:
     dtype = a.dtype if a.dtype == b.dtype else None
     if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
         return Fact(dtype=dtype)
-    shape = tuple(x if equal(x, y) else fresh() for x, y in zip(a.shape, b.shape))
-    same = a.value is not None and b.value is not None and a.value.shape == b.value.shape and all(equal(x, y) for x, y in zip(a.value.flat, b.value.flat))
+    shape = tuple(x if equal(x, y) else fresh() for x, y in zip(a.shape, b.shape, strict=True))
+    one, two = a.value, b.value
+    same = one is not None and two is not None and one.shape == two.shape and all(map(equal, one.flat, two.flat))
     return Fact(shape, a.value if same else None, dtype)
 
 

@@ -41,7 +41,7 @@ def resize(call: Call) -> list[Fact]:
         sizes = call.entries(3)
         if sizes is None or len(sizes) != len(axes) or call.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
             return unknown
-        for place, size in zip(axes, sizes):
+        for place, size in zip(axes, sizes, strict=True):
             result[place] = size if dims.at_least(size, 0) else call.engine.fresh()
         return [Fact(tuple(result))]
     if call.node.op == "Upsample" and call.opset < 9:
@@ -51,7 +51,7 @@ def resize(call: Call) -> list[Fact]:
         if entries is None or len(entries) != len(axes):
             return unknown
         given = entries
-    for place, scale in zip(axes, given):
+    for place, scale in zip(axes, given, strict=True):
         size = _scaled_dim(source[place], scale)
         result[place] = call.engine.fresh() if size is None else size
     return [Fact(tuple(result))]

@@ -164,7 +164,7 @@ def _concatenated(call: Call, result: list[Dim], axis: int) -> Values | None:
     known = [engine.value(t) for t in tensors]
     if all(k is None for k in known) or (any(k is None for k in known) and result[0] > 4 * MAX_UNKNOWN):
         return None
-    parts = [engine.value_or_symbols(t) if k is None else k for t, k in zip(tensors, known)]
+    parts = [engine.value_or_symbols(t) if k is None else k for t, k in zip(tensors, known, strict=True)]
     return None if any(p is None for p in parts) else np.concatenate([p for p in parts if p is not None], axis=axis)
 
 

@@ -1,1 +1,0 @@
-"""Makes the helper modules of this folder importable from the tests below it."""
