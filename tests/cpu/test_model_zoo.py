@@ -34,6 +34,8 @@ class Session:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = 2
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # quicker for one run
+        options.add_session_config_entry("session.disable_prepacking", "1")
         count = len(model.graph.output)
         for name in expose:
             model.graph.output.add(name=name)
