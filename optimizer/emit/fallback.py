@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from onnx import FunctionProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import FunctionProto, NodeProto, TensorProto, helper
 
 from ..graph.view import Node, Tensor, constant_value
-from ..lower.lowered import NHWC, LoweredRegion, Packed, Port
-from ..plan.regions.region import EpilogueOp, Region, Stage, padded
+from ..lower.lowered import NHWC, LoweredRegion, Packed
+from ..plan.regions.region import EpilogueOp, Region, Stage
 from .export import export_attributes, export_constant
-
-_INT64_MAX = 2**63 - 1
+from .writer import Writer
 
 
 def function_body(lowered: LoweredRegion, opset: int) -> FunctionProto:
@@ -26,64 +25,22 @@ def function_body(lowered: LoweredRegion, opset: int) -> FunctionProto:
     return _Body(lowered, opset).function
 
 
-class _Body:
+class _Body(Writer):
     def __init__(self, lowered: LoweredRegion, opset: int) -> None:
-        self.lowered, self.region, self.opset = lowered, lowered.region, opset
-        self.nodes: list[NodeProto] = []
+        super().__init__(opset)
+        self.lowered, self.region = lowered, lowered.region
         self.names: dict[Tensor, str] = {}
-        self.count = 0
+        layout = (self.region.rank, self.region.compute)
         inputs = [f"x{i}" for i in range(len(lowered.inputs))] + [f"w{i}" for i in range(len(lowered.packed))]
         for i, port in enumerate(lowered.inputs):
-            self.names[port.tensor] = self.from_nhwc(f"x{i}", port) if port.layout == NHWC else f"x{i}"
+            self.names[port.tensor] = self.from_nhwc(f"x{i}", port.channels, *layout) if port.layout == NHWC else f"x{i}"
         results = [self.stage(i, s) for i, s in enumerate(self.region.stages)]
         result = results[0] if len(results) == 1 else self.emit("Concat", results, axis=1)
         for i, port in enumerate(lowered.outputs):
-            value = self.to_nhwc(result, port) if port.layout == NHWC else result
+            value = self.to_nhwc(result, port.channels, *layout) if port.layout == NHWC else result
             self.emit("Identity", [value], output=f"y{i}")
         outputs = [f"y{i}" for i in range(len(lowered.outputs))]
         self.function = helper.make_function("tilewright", "", inputs, outputs, self.nodes, [helper.make_opsetid("", opset)])
-
-    def emit(self, op: str, inputs: Sequence[str], output: str | None = None, **attributes: object) -> str:
-        name = output or self.fresh()
-        self.nodes.append(helper.make_node(op, list(inputs), [name], **attributes))
-        return name
-
-    def fresh(self) -> str:
-        self.count += 1
-        return f"t{self.count}"
-
-    def constant(self, values: np.ndarray) -> str:
-        return self.emit("Constant", [], value=numpy_helper.from_array(np.asarray(values)))
-
-    def ints(self, *values: int) -> str:
-        return self.constant(np.array(values, dtype=np.int64))
-
-    def cast(self, name: str, dtype: int) -> str:
-        return self.emit("Cast", [name], to=dtype)
-
-    def cut(self, name: str, axis: int, length: int) -> str:
-        """The first ``length`` entries along ``axis``."""
-        if self.opset < 10:
-            return self.emit("Slice", [name], starts=[0], ends=[length], axes=[axis])
-        return self.emit("Slice", [name, self.ints(0), self.ints(length), self.ints(axis)])
-
-    def pad_last(self, name: str, rank: int, count: int) -> str:
-        """``count`` zeros behind the last axis."""
-        pads = [0] * (2 * rank - 1) + [count]
-        if self.opset < 11:
-            return self.emit("Pad", [name], mode="constant", pads=pads, value=0.0)
-        return self.emit("Pad", [name, self.ints(*pads)], mode="constant")
-
-    def from_nhwc(self, name: str, port: Port) -> str:
-        rank = self.region.rank
-        moved = self.emit("Transpose", [name], perm=[0, rank - 1, *range(1, rank - 1)])
-        return self.cut(moved, 1, port.channels) if padded(port.channels, self.region.compute) != port.channels else moved
-
-    def to_nhwc(self, name: str, port: Port) -> str:
-        rank = self.region.rank
-        moved = self.emit("Transpose", [name], perm=[0, *range(2, rank), 1])
-        missing = padded(port.channels, self.region.compute) - port.channels
-        return self.pad_last(moved, rank, missing) if missing else moved
 
     def weights(self, index: int) -> str:
         """Packed convolution weights as ONNX lays them out."""
@@ -96,12 +53,6 @@ class _Body:
         else:
             name = self.emit("Transpose", [name], perm=[0, 3, 1, 2])
         return self.squeeze(name, 2) if self.region.rank == 3 else name
-
-    def unsqueeze(self, name: str, axis: int) -> str:
-        return self.emit("Unsqueeze", [name], axes=[axis]) if self.opset < 13 else self.emit("Unsqueeze", [name, self.ints(axis)])
-
-    def squeeze(self, name: str, axis: int) -> str:
-        return self.emit("Squeeze", [name], axes=[axis]) if self.opset < 13 else self.emit("Squeeze", [name, self.ints(axis)])
 
     def per_channel(self, index: int) -> str:
         """A float32 vector [C] with the shape [C, 1, ...] that broadcasts along the channels."""

@@ -1,0 +1,128 @@
+"""Lowered regions become custom nodes in the view, each a call of a local function that holds its body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import FunctionProto, ModelProto
+
+from ..errors import TilewrightError
+from ..graph.view import Constant, Node, Variable, View, insert_before, remove_node, toposort
+from ..jit.build import Image
+from ..lower.lowered import NHWC, LoweredRegion
+from .export import export_node
+from .fallback import body_key, function_body
+from .standalone import reference_model, standalone_model
+
+DOMAIN = "tilewright"
+DOMAIN_VERSION = 1
+MAX_BODIES = 1024
+KIND = "FusedConvRegion"
+
+
+class TooManyBodies(TilewrightError):
+    """The model needs more distinct function bodies than the library has names for."""
+
+
+@dataclass(frozen=True, eq=False)
+class EmittedNode:
+    """One custom node.
+
+    Attributes:
+        op: Its op name, which is also its function's.
+        first_of_body: Whether it is the first node with this body.
+        reference, standalone: The same region as two models of their own (see :mod:`.standalone`), for verification.
+    """
+
+    lowered: LoweredRegion
+    op: str
+    first_of_body: bool
+    reference: ModelProto
+    standalone: ModelProto
+
+
+@dataclass(frozen=True, eq=False)
+class Emission:
+    """What emit made: the nodes, which are in the view already, and the functions that the model needs."""
+
+    nodes: tuple[EmittedNode, ...]
+    functions: tuple[FunctionProto, ...]
+
+
+def emit_nodes(view: View, lowered: Sequence[LoweredRegion], images: Mapping[str, Mapping[str, Image]], op_suffix: str) -> Emission:
+    """Replaces every region of ``lowered`` in ``view`` by its custom node.
+
+    Args:
+        images: By target suffix and spec text, the compiled image.
+        op_suffix: Target class in the op names.
+
+    Raises:
+        TooManyBodies: more than ``MAX_BODIES`` distinct bodies.
+    """
+    functions: dict[bytes, FunctionProto] = {}
+    nhwc: dict[Variable, Variable] = {}
+    packed: dict[tuple[object, ...], Constant] = {}
+    carried: set[str] = set()
+    models = [reference_model(r.region, view) for r in lowered]
+    emitted = []
+    for region, reference in zip(lowered, models, strict=True):
+        body = function_body(region, view.opset)
+        key = body_key(body, region.region)
+        first = key not in functions
+        if first:
+            if len(functions) == MAX_BODIES:
+                raise TooManyBodies(f"more than {MAX_BODIES} distinct regions in one model")
+            body.name = f"{KIND}_{op_suffix}_{len(functions)}"
+            functions[key] = body
+        function = functions[key]
+        attrs: dict[str, object] = {}
+        alone: dict[str, object] = {}
+        for suffix, compiled in images.items():
+            plan = region.plan.map_images({name: image.digest for name, image in compiled.items()})
+            attrs[f"plan_{suffix}"] = alone[f"plan_{suffix}"] = plan.to_text()
+            for name in region.plan.images:
+                image = compiled[name]
+                value = Constant("", np.frombuffer(image.data, dtype=np.uint8))
+                alone[f"image_{image.digest[:16]}"] = value
+                if image.digest not in carried:
+                    carried.add(image.digest)
+                    attrs[f"image_{image.digest[:16]}"] = value
+        node = _splice(view, region, function.name, attrs, nhwc, packed)
+        shell = Node(node.op, node.inputs, node.outputs, alone, node.name, DOMAIN)
+        proto = export_node(shell)
+        shell.inputs.clear()
+        shell.outputs.clear()
+        emitted.append(EmittedNode(region, function.name, first, reference, standalone_model(region, proto, function, view)))
+    for graph in {id(r.region.graph): r.region.graph for r in lowered}.values():
+        toposort(graph)
+    return Emission(tuple(emitted), tuple(functions.values()))
+
+
+def _splice(view: View, lowered: LoweredRegion, op: str, attrs: Mapping[str, object], nhwc: dict[Variable, Variable], packed: dict[tuple[object, ...], Constant]) -> Node:
+    region = lowered.region
+    inputs: list[Variable | Constant] = [_port_tensor(view, p.tensor, p.layout, nhwc) for p in lowered.inputs]
+    for i, weights in enumerate(lowered.packed):
+        key = (id(weights.source) if weights.source is not None else (id(region), i), weights.role, weights.layout, weights.values.shape, weights.values.dtype.str)
+        if key not in packed:
+            base = weights.source.name if weights.source is not None and weights.source.name else f"{region.output.name}_{weights.role}"
+            packed[key] = view.constant(f"{base}_packed" if weights.layout else base, weights.values)
+        inputs.append(packed[key])
+    outputs = [_port_tensor(view, p.tensor, p.layout, nhwc) for p in lowered.outputs]
+    nodes = region.nodes
+    name = view.fresh(f"{KIND}_{nodes[0].name or region.output.name}")
+    made = Node(op, inputs, (), dict(attrs), name, DOMAIN, rule="regions")
+    insert_before(region.graph, nodes[-1], [made])
+    for node in nodes:
+        remove_node(region.graph, node)
+    made.outputs = outputs
+    return made
+
+
+def _port_tensor(view: View, tensor: Variable, layout: str, nhwc: dict[Variable, Variable]) -> Variable:
+    if layout != NHWC:
+        return tensor
+    if tensor not in nhwc:
+        nhwc[tensor] = view.variable(f"{tensor.name}_nhwc")
+    return nhwc[tensor]

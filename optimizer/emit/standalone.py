@@ -1,0 +1,50 @@
+"""One region as two small models with the same inputs: the nodes that it replaces, and its custom node with its body."""
+
+from __future__ import annotations
+
+from onnx import FunctionProto, ModelProto, NodeProto, OperatorSetIdProto, helper, numpy_helper
+
+from ..graph.view import Constant, View
+from ..lower.lowered import NHWC, LoweredRegion
+from ..plan.regions.region import Region
+from .export import FUNCTION_IR_VERSION, export_constant, export_node
+from .writer import Writer
+
+
+def reference_model(region: Region, view: View) -> ModelProto:
+    """The nodes that ``region`` replaces, on the region's inputs; one output, channels first."""
+    nodes = region.nodes
+    read = dict.fromkeys(t for n in nodes for t in n.inputs)
+    constants = [t for t in read if isinstance(t, Constant) and t.name]
+    makers = dict.fromkeys(t.inputs[0] for t in read if t.inputs and t.inputs[0].standard("Constant"))
+    protos = [*map(export_node, makers), *map(export_node, nodes)]
+    return _model(region, protos, [export_constant(c) for c in constants], list(view.model.opset_import), [])
+
+
+def standalone_model(lowered: LoweredRegion, node: NodeProto, function: FunctionProto, view: View) -> ModelProto:
+    """The custom ``node`` of ``lowered`` on the same inputs and output as :func:`reference_model`, layouts changed around it by standard ops."""
+    region = lowered.region
+    layout = (region.rank, region.compute)
+    writer = Writer(view.opset)
+    call = NodeProto()
+    call.CopyFrom(node)
+    for i, port in enumerate(lowered.inputs):
+        call.input[i] = writer.to_nhwc(port.tensor.name, port.channels, *layout) if port.layout == NHWC else port.tensor.name
+    for i in range(len(lowered.packed)):
+        call.input[len(lowered.inputs) + i] = f"w{i}"
+    for i in range(len(lowered.outputs)):
+        call.output[i] = f"y{i}"
+    writer.nodes.append(call)
+    port = lowered.outputs[0]
+    result = writer.from_nhwc("y0", port.channels, *layout) if port.layout == NHWC else "y0"
+    writer.emit("Identity", [result], output=region.output.name)
+    weights = [numpy_helper.from_array(p.values, f"w{i}") for i, p in enumerate(lowered.packed)]
+    opsets = [*view.model.opset_import, helper.make_opsetid(node.domain, 1)]
+    return _model(region, writer.nodes, weights, opsets, [function])
+
+
+def _model(region: Region, nodes: list[NodeProto], weights: list[object], opsets: list[OperatorSetIdProto], functions: list[FunctionProto]) -> ModelProto:
+    inputs = [helper.make_tensor_value_info(t.name, region.dtype, [None] * region.rank) for t in region.inputs]
+    outputs = [helper.make_tensor_value_info(region.output.name, region.dtype, None)]
+    graph = helper.make_graph(nodes, "region", inputs, outputs, weights)
+    return helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=FUNCTION_IR_VERSION)

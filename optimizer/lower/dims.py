@@ -1,0 +1,78 @@
+"""Dims of a region's tensors as launch expressions over the dims of its node's inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..launch import Expr, ceildiv, const, dim, expr, function, maximum
+from ..plan.regions.region import Stage, Window
+from .lowered import NHWC
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Batch, height and width of one tensor."""
+
+    n: Expr
+    h: Expr
+    w: Expr
+
+    @property
+    def pixels(self) -> Expr:
+        """Rows of the tensor as a matrix of channels."""
+        return self.n * self.h * self.w
+
+
+def input_extent(index: int, layout: str, rank: int) -> Extent:
+    """Extent of the node's input ``index`` in ``layout``; sequences have height 1."""
+    first = 1 if layout == NHWC else 2
+    n = dim(index, 0)
+    return Extent(n, const(1), dim(index, first)) if rank == 3 else Extent(n, dim(index, first), dim(index, first + 1))
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Pads before and after one axis."""
+
+    begin: Expr
+    end: Expr
+
+
+def window_padding(window: Window, axis: int, size: Expr) -> Padding:
+    """Pads of ``axis`` (0 height, 1 width) of an input of ``size``; SAME pads follow from the size, as ONNX says."""
+    if not window.auto_pad:
+        return Padding(const(window.pads[axis]), const(window.pads[axis + 2]))
+    kernel, stride, dilation = window.kernel[axis], window.strides[axis], window.dilations[axis]
+    out = ceildiv(size, stride)
+    total = maximum((out - 1) * stride + ((kernel - 1) * dilation + 1) - size, 0)
+    small = total // 2
+    large = total - small
+    return Padding(small, large) if window.auto_pad == "same_upper" else Padding(large, small)
+
+
+def window_output(window: Window, axis: int, size: Expr) -> Expr:
+    """Output size of a convolution or pooling along ``axis``.
+
+    In ceil mode the last window must start inside the input or its leading pad (ONNX, since opset 22's wording; ONNX Runtime likewise).
+    """
+    if window.auto_pad:
+        return ceildiv(size, window.strides[axis])
+    kernel, stride, dilation = window.kernel[axis], window.strides[axis], window.dilations[axis]
+    begin, end = window.pads[axis], window.pads[axis + 2]
+    span = size + (begin + end - ((kernel - 1) * dilation + 1))
+    if not window.ceil_mode:
+        return span // stride + 1
+    up = ceildiv(span, stride) + 1
+    return function("select", ((up - 1) * stride).compare(">=", size + begin), up - 1, up)
+
+
+def stage_extent(stage: Stage, source: Extent) -> Extent:
+    """Extent of what ``stage`` computes from ``source``."""
+    if stage.kind.startswith("global"):
+        return Extent(source.n, const(1), const(1))
+    if stage.window is None:
+        return source
+    return Extent(source.n, window_output(stage.window, 0, source.h), window_output(stage.window, 1, source.w))
+
+
+__all__ = ["Extent", "Padding", "expr", "input_extent", "stage_extent", "window_output", "window_padding"]

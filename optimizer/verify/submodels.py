@@ -1,0 +1,70 @@
+"""Regions by themselves: the nodes that a region replaced against its custom node, on small random inputs.
+
+A whole network amplifies rounding, so that a wrong epilogue can hide in it and a right kernel can look wrong; a region by itself cannot.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import sympy
+from onnx import TensorProto
+
+from ..emit.nodes import EmittedNode
+from ..graph.shapes import Shapes
+from ..graph.view import Variable
+from ..result import Check
+from .compare import compare
+from .inputs import random_array
+from .session import cpu_session, gpu_available, gpu_session
+from .upcast import upcast, upcast_inputs
+from .verify import FLOAT_BOUND, KERNEL_FACTOR, KERNEL_FLOOR
+
+MAX_BATCH = 2
+UNKNOWN_DIM = 24
+
+
+def check_region(emitted: EmittedNode, shapes: Shapes, seed: int = 0) -> list[Check]:
+    """Compares one custom node with the nodes that it replaced; nothing where no consistent shapes of its inputs are known.
+
+    NOTE: takes the region as planned, before emit changed the view: its nodes are read from ``emitted.reference``.
+    """
+    region = emitted.lowered.region
+    rng = np.random.default_rng(seed)
+    inputs = {}
+    for port in emitted.lowered.inputs:
+        shape = _concrete(port.tensor, shapes)
+        if shape is None:
+            return []
+        inputs[port.tensor.name] = random_array(rng, region.dtype, shape)
+    half = region.dtype == TensorProto.FLOAT16
+    try:
+        truth_model = upcast(emitted.reference) if half else emitted.reference
+        truth = cpu_session(truth_model, optimize=False).run(None, upcast_inputs(inputs) if half else inputs)[0]
+    except Exception:
+        return []
+    checks = [_check(f"{region.label}: body, CPU", truth, cpu_session(emitted.standalone).run(None, inputs)[0], KERNEL_FLOOR if half else FLOAT_BOUND)]
+    if gpu_available():
+        vendor = compare("", truth, gpu_session(emitted.reference, kernels=False).run(None, inputs)[0], same_dtype=False)
+        bound = max(KERNEL_FLOOR, KERNEL_FACTOR * vendor.relative)
+        checks.append(_check(f"{region.label}: kernel, GPU", truth, gpu_session(emitted.standalone, kernels=True).run(None, inputs)[0], bound))
+    return checks
+
+
+def _check(what: str, truth: np.ndarray, value: np.ndarray, bound: float) -> Check:
+    error = compare(what, truth, value, same_dtype=False)
+    return Check(what, error.relative, error.max_abs, bound, error.problem)
+
+
+def _concrete(tensor: Variable, shapes: Shapes) -> tuple[int, ...] | None:
+    shape = shapes.shape(tensor)
+    if shape is None:
+        return None
+    sizes = []
+    for axis, dim in enumerate(shape):
+        if isinstance(dim, sympy.Expr):
+            value = dim.subs({s: UNKNOWN_DIM for s in dim.free_symbols})
+            if not value.is_Integer or value <= 0:
+                return None
+            dim = int(value)
+        sizes.append(min(int(dim), MAX_BATCH) if axis == 0 else int(dim))
+    return tuple(sizes)
