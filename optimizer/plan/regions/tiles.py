@@ -1,0 +1,112 @@
+"""Choice of the tensor-core tile for a convolution: every candidate is priced for its waves over the SMs, the least wins.
+
+The model scores only what differs between candidates: rounds of tiles over the multiprocessors, the slower of products and copies in a round,
+the latency of filling a pipeline, and the second kernel of a split reduction. Constants were fitted on an H200 (docs/constants.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...target import DeviceSpec
+from ..cost import KERNEL_START_US, GemmShape, memory_us
+
+STEP_US = 0.09  # latency of one tile step that nothing hides: barrier, shared-memory reads, first product
+FIRST_COPY_US = 0.9  # until the first tile has come from L2
+SM_COPY_BYTES_US = 62e3  # bytes a microsecond that one SM reads from L2 when all do
+REDUCE_US = 2.2  # the second kernel of a split reduction
+SPLITS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One configuration of ``conv_igemm``: a block computes ``block_m`` pixels of ``block_n`` channels in steps of ``block_k``."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps_m: int
+    warps_n: int
+    stages: int
+    split_k: int = 1
+
+    def smem(self, element_bytes: int) -> int:
+        """Shared memory of a block, bytes."""
+        return self.stages * (self.block_m + self.block_n) * self.block_k * element_bytes
+
+    def __str__(self) -> str:
+        return f"{self.block_m}x{self.block_n}x{self.block_k} {self.warps_m}x{self.warps_n} warps, {self.stages} stages" + (f", split {self.split_k}" if self.split_k > 1 else "")
+
+
+# Tiles by output channels and pixels, for elements of two bytes; block_k is halved for elements of four.
+TILES = (
+    Tile(128, 128, 64, 4, 2, 3),
+    Tile(128, 64, 64, 4, 1, 3),
+    Tile(64, 128, 64, 2, 2, 3),
+    Tile(64, 64, 64, 2, 2, 4),
+    Tile(128, 32, 64, 4, 1, 4),
+    Tile(64, 32, 64, 2, 1, 4),
+    Tile(32, 64, 64, 2, 2, 4),
+    Tile(32, 32, 64, 2, 1, 5),
+    Tile(16, 64, 64, 1, 2, 5),
+    Tile(16, 32, 64, 1, 1, 5),
+)
+
+
+def candidates(compute: str) -> Iterator[Tile]:
+    """Every tile for ``f16`` or ``tf32``, with every split of the reduction."""
+    for tile in TILES:
+        block_k = tile.block_k if compute == "f16" else tile.block_k // 2
+        for split in SPLITS:
+            yield Tile(tile.block_m, tile.block_n, block_k, tile.warps_m, tile.warps_n, tile.stages, split)
+
+
+def tile_us(device: DeviceSpec, compute: str, shape: GemmShape, tile: Tile) -> float:
+    """Time of the convolution ``shape`` with ``tile``, microseconds, the launch itself apart."""
+    element = 2 if compute == "f16" else 4
+    blocks = math.ceil(shape.m / tile.block_m) * math.ceil(shape.n / tile.block_n) * shape.groups * tile.split_k
+    steps = math.ceil(math.ceil(shape.k / tile.block_k) / tile.split_k)
+    threads = 32 * tile.warps_m * tile.warps_n
+    resident = max(1, min(device.smem_block // tile.smem(element), 1024 // threads))
+    together = min(resident, math.ceil(blocks / device.sms))
+    product = 2e-6 * tile.block_m * tile.block_n * tile.block_k / (device.mma_tflops[compute] / device.sms)
+    product *= max(1.0, 4 / (together * tile.warps_m * tile.warps_n))  # NOTE: fewer than four warps leave tensor cores of the SM idle
+    copy = (tile.block_m + tile.block_n) * tile.block_k * element / SM_COPY_BYTES_US
+    step = max(together * product, together * copy, STEP_US)
+    rounds = math.ceil(blocks / (device.sms * together))
+    time = KERNEL_START_US + FIRST_COPY_US + rounds * (steps * step + 0.3)
+    if tile.split_k > 1:
+        time += REDUCE_US + memory_us(device, 8.0 * tile.split_k * shape.m * shape.n * shape.groups)
+    return time
+
+
+def choose_tile(device: DeviceSpec, compute: str, shape: GemmShape) -> Tile:
+    """The cheapest tile for ``shape``; the first of equals."""
+    deepest = math.ceil(shape.k / (64 if compute == "f16" else 32))
+    return min((t for t in candidates(compute) if t.split_k == 1 or deepest >= 4 * t.split_k), key=lambda t: tile_us(device, compute, shape, t))
+
+
+def tile_ladder(device: DeviceSpec, compute: str, shape: GemmShape, low: int, high: int, rungs: int = 3) -> list[tuple[int | None, Tile]]:
+    """Tiles for a number of pixels that is only known at run time, each with the most pixels that it is for (None: no limit).
+
+    Args:
+        low, high: Range of ``shape.m`` to choose for; at most ``rungs`` different tiles are taken.
+    """
+    sizes = [low]
+    while sizes[-1] < high:
+        sizes.append(min(sizes[-1] * 2, high))
+    best = {m: choose_tile(device, compute, GemmShape(m, shape.n, shape.k, shape.groups)) for m in sizes}
+    tiles = list(dict.fromkeys(best.values()))
+    if len(tiles) > rungs:
+        # NOTE: those that serve most of the sizes stay; the others' sizes go to the cheapest of them.
+        tiles = sorted(tiles, key=lambda t: -sum(b == t for b in best.values()))[:rungs]
+        best = {m: min(tiles, key=lambda t, m=m: tile_us(device, compute, GemmShape(m, shape.n, shape.k, shape.groups), t)) for m in sizes}  # type: ignore[misc]
+    ladder: list[tuple[int | None, Tile]] = []
+    for m in sizes:
+        if ladder and ladder[-1][1] == best[m]:
+            ladder[-1] = (m, best[m])
+        else:
+            ladder.append((m, best[m]))
+    return [*ladder[:-1], (None, ladder[-1][1])]
