@@ -14,7 +14,8 @@ Expression grammar, over 64-bit integers::
 
 ``i2.0`` is dim 0 of the node's input 2, ``sms`` the number of multiprocessors of the device, ``align(a, b)`` rounds
 ``a`` up to a multiple of ``b``, ``select(c, a, b)`` is ``a`` where ``c`` is not 0 and evaluates both. Overflow and division by zero are
-errors. There is no white space in the text form.
+errors. There is no white space in the text form. Limits: ``MAX_TEXT`` characters, ``MAX_DEPTH`` brackets and signs inside each other,
+``MAX_OPS`` operators, signs and functions, an INT below 2**63, ``MAX_INPUT`` and ``MAX_AXIS`` in a dim.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ ExprLike = Union["Expr", int]
 
 _PRECEDENCE = {"<": 1, "<=": 1, ">": 1, ">=": 1, "==": 1, "!=": 1, "+": 2, "-": 2, "*": 3, "//": 3, "%": 3}
 _ARITY = {"min": 2, "max": 2, "ceildiv": 2, "align": 2, "select": 3}
-_TOKEN = re.compile(r"i(\d+)\.(\d+)|(\d+)|(sms)|(min|max|ceildiv|align|select)\(|(//|<=|>=|==|!=|[-+*%<>(),])")
+_TOKEN = re.compile(r"i([0-9]+)\.([0-9]+)|([0-9]+)|(sms)|(min|max|ceildiv|align|select)\(|(//|<=|>=|==|!=|[-+*%<>(),])")
 _INT64 = 2**63
 MAX_DEPTH = 64
 MAX_TEXT = 4096
+MAX_OPS = 256  # bounds the recursion of everything that walks an expression
+MAX_INPUT = 9999
+MAX_AXIS = 99
 
 
 class LaunchExprError(TilewrightError):
@@ -151,7 +155,13 @@ def _apply(op: str, args: Sequence[int], where: object) -> int:
 
 
 def const(value: int) -> Expr:
-    """The integer ``value``."""
+    """The integer ``value``.
+
+    Raises:
+        LaunchExprError: a value that the text form cannot spell; -2**63 is none either.
+    """
+    if not -_INT64 < value < _INT64:
+        raise LaunchExprError(f"launch expression {value}: 64-bit overflow")
     return Expr("const", value=int(value))
 
 
@@ -215,7 +225,7 @@ def parse(text: str) -> Expr:
     """The expression that ``text`` spells.
 
     Raises:
-        LaunchExprError: text outside the grammar, longer than ``MAX_TEXT`` or nested deeper than ``MAX_DEPTH``.
+        LaunchExprError: text outside the grammar or the limits.
     """
     if len(text) > MAX_TEXT:
         raise LaunchExprError(f"launch expression of {len(text)} characters; at most {MAX_TEXT} are allowed")
@@ -231,7 +241,7 @@ def parse(text: str) -> Expr:
 
 class _Parser:
     def __init__(self, text: str, tokens: list[re.Match[str]]) -> None:
-        self.text, self.tokens, self.at, self.depth = text, tokens, 0, 0
+        self.text, self.tokens, self.at, self.depth, self.ops = text, tokens, 0, 0, 0
 
     def run(self) -> Expr:
         result = self.level(1)
@@ -251,6 +261,11 @@ class _Parser:
         self.at += 1
         return self.tokens[self.at - 1]
 
+    def count(self) -> None:
+        self.ops += 1
+        if self.ops > MAX_OPS:
+            raise self.error(f"more than {MAX_OPS} operations")
+
     def level(self, precedence: int) -> Expr:
         if precedence > 3:
             return self.unary()
@@ -258,6 +273,7 @@ class _Parser:
         while _PRECEDENCE.get(self.peek()) == precedence:
             op = self.take().group()
             left = Expr(op, (left, self.level(precedence + 1)))
+            self.count()
             if precedence == 1:
                 break
         return left
@@ -269,6 +285,7 @@ class _Parser:
         if self.peek() == "-":
             self.take()
             inner = self.unary()
+            self.count()
             result = const(-inner.value) if inner.op == "const" else Expr("-", (const(0), inner))
         else:
             result = self.primary()
@@ -279,6 +296,8 @@ class _Parser:
         token = self.take()
         input_index, axis, number, sms, name, symbol = token.groups()
         if input_index is not None:
+            if int(input_index) > MAX_INPUT or int(axis) > MAX_AXIS:
+                raise self.error(f"{token.group()} is beyond i{MAX_INPUT}.{MAX_AXIS}")
             return dim(int(input_index), int(axis))
         if number is not None:
             if int(number) >= _INT64:
@@ -294,6 +313,7 @@ class _Parser:
             self.expect(")")
             if len(args) != _ARITY[name]:
                 raise self.error(f"{name} takes {_ARITY[name]} arguments, not {len(args)}")
+            self.count()
             return Expr(name, tuple(args))
         if symbol == "(":
             inner = self.level(1)
