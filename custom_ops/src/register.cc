@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -62,28 +63,30 @@ struct Op : ort::CustomOp {
   bool is_anchor;
 };
 
-bool IsSet(const char* variable) {
-  const char* value = std::getenv(variable);
-  return value != nullptr && std::strcmp(value, "1") == 0;
-}
-
-// Why no kernel can be registered, or ''; `classes` are the target classes that every visible GPU runs.
-std::string Refusal(const std::string& runtime, std::vector<std::string>* classes) {
+// Why a runtime of this version is left alone, or ''.
+std::string UntestedRuntime(const std::string& runtime) {
   int major = 0, minor = 0;
   bool is_read = std::sscanf(runtime.c_str(), "%d.%d", &major, &minor) == 2;
-  bool is_tested = is_read && (major < kTestedMajor || (major == kTestedMajor && minor <= kTestedMinor));
-  if (!is_tested && !IsSet("TILEWRIGHT_ALLOW_UNTESTED_RUNTIME")) {
-    return Text("ONNX Runtime ", runtime, " is newer than the tested ", kTestedMajor, ".", kTestedMinor,
-                " (TILEWRIGHT_ALLOW_UNTESTED_RUNTIME=1 tries it)");
-  }
+  if (is_read && (major < kTestedMajor || (major == kTestedMajor && minor <= kTestedMinor))) return "";
+  const char* allowed = std::getenv("TILEWRIGHT_ALLOW_UNTESTED_RUNTIME");
+  if (allowed != nullptr && std::strcmp(allowed, "1") == 0) return "";
+  return Text("ONNX Runtime ", runtime, " is newer than the tested ", kTestedMajor, ".", kTestedMinor,
+              " (TILEWRIGHT_ALLOW_UNTESTED_RUNTIME=1 tries it)");
+}
+
+// The target classes that every visible GPU runs; `reason` says why there are none.
+std::vector<std::string> RunnableClasses(std::string* reason) {
+  std::vector<std::string> classes;
   const cuda::Driver& driver = cuda::Driver::Get();
-  if (!driver.problem.empty()) return driver.problem;
+  *reason = driver.problem;
+  if (!reason->empty()) return classes;
   for (const TargetClass& target : kTargetClasses) {
     bool runs = true;
     for (const cuda::Device& gpu : driver.devices) runs = runs && target.RunsOn(gpu.major, gpu.minor);
-    if (runs) classes->push_back(target.suffix);
+    if (runs) classes.push_back(target.suffix);
   }
-  return classes->empty() ? "not every visible GPU has compute capability 8.0 or higher" : "";
+  if (classes.empty()) *reason = "not every visible GPU has compute capability 8.0 or higher";
+  return classes;
 }
 
 // The domain with the pool of each class; made once, as every session of the process registers the same.
@@ -102,21 +105,20 @@ ort::CustomOpDomain* MakeDomain(const ort::Api& api, const std::vector<std::stri
   return domain;
 }
 
-void Register(const ort::Api& api, const std::string& runtime, ort::SessionOptions* options) {
+void Register(const ort::Api& api, ort::SessionOptions* options) {
   static ort::CustomOpDomain* domain = nullptr;
   static std::mutex making;
-  Status& status = Status::Process();
   int is_registered = 0;  // a domain that is added twice is an error
   Check(api, api.HasSessionConfigEntry(options, kRegisteredKey, &is_registered), "looking at the session options");
   if (is_registered != 0) return;
 
   std::lock_guard<std::mutex> lock(making);
   if (domain == nullptr) {
-    std::vector<std::string> classes;
-    std::string refusal = Refusal(runtime, &classes);
-    if (!refusal.empty()) return status.NothingRegistered(refusal);
+    std::string reason;
+    std::vector<std::string> classes = RunnableClasses(&reason);
+    if (classes.empty()) return Status::Process().NothingRegistered(reason);
     domain = MakeDomain(api, classes);
-    status.Registered(classes);
+    Status::Process().Registered(classes);
   }
   Check(api, api.AddCustomOpDomain(options, domain), "adding the domain");
   Check(api, api.AddSessionConfigEntry(options, kRegisteredKey, "1"), "marking the session options");
@@ -130,12 +132,15 @@ extern "C" __attribute__((visibility("default"))) tilewright::ort::Status* Regis
                                                                                              const tilewright::ort::ApiBase* base) {
   using namespace tilewright;
   std::string runtime = base->GetVersionString();
-  Status::Process().Runtime(runtime);
-  ort::ApiTable table = base->GetApi(ort::kApiVersion);
-  if (table == nullptr) {
-    Status::Process().NothingRegistered(Text("ONNX Runtime ", runtime, " is older than 1.18"));
+  Status& status = Status::Process();
+  status.Runtime(runtime);
+  std::string refusal = UntestedRuntime(runtime);
+  ort::ApiTable table = refusal.empty() ? base->GetApi(ort::kApiVersion) : nullptr;
+  if (refusal.empty() && table == nullptr) refusal = Text("ONNX Runtime ", runtime, " is older than 1.18");
+  if (!refusal.empty()) {
+    status.NothingRegistered(refusal);
     return nullptr;
   }
   const ort::Api api(table);
-  return AtBorder(api, "tilewright: ", [&] { Register(api, runtime, options); });
+  return AtBorder(api, "tilewright: ", [&] { Register(api, options); });
 }
