@@ -53,7 +53,9 @@ RegionOp::RegionOp(const ort::Api& api, const ort::KernelInfo* info) : api_(api)
     Check(api.KernelInfoGetAllocator(info, ort::kDefaultMemory, &allocator_), "finding the device's allocator");
     Check(api.AllocatorGetInfo(allocator_, &memory_), "finding the device's memory");
     Check(api.MemoryInfoGetId(memory_, &device_), "finding the device");
-    if (device_ < 0 || static_cast<size_t>(device_) >= cuda::Driver::Get().devices.size()) throw Error(Text("there is no GPU ", device_));
+    const std::vector<cuda::Device>& gpus = cuda::Driver::Get().devices;
+    if (device_ < 0 || static_cast<size_t>(device_) >= gpus.size()) throw Error(Text("there is no GPU ", device_));
+    gpu_ = &gpus[static_cast<size_t>(device_)];
     ReadPlan(info);
     CheckInterface(info);
     ready_ = LoadKernels();
@@ -78,7 +80,6 @@ void RegionOp::Check(const RunError& error) const {
 
 // Takes the best variant for this GPU, and the images of all variants: another node may use what this one carries.
 void RegionOp::ReadPlan(const ort::KernelInfo* info) {
-  const cuda::Device& gpu = cuda::Driver::Get().devices[static_cast<size_t>(device_)];
   for (const TargetClass& target : kTargetClasses) {
     std::string name = Text("plan_", target.suffix);
     std::string text = StringAttribute(api_, info, name.c_str());
@@ -90,12 +91,12 @@ void RegionOp::ReadPlan(const ort::KernelInfo* info) {
       throw Error(Text("attribute ", name, ": ", error.what()));
     }
     AddImages(info, plan);
-    if (!plan_name_.empty() || !target.RunsOn(gpu.major, gpu.minor)) continue;
+    if (!plan_name_.empty() || !target.RunsOn(gpu_->major, gpu_->minor)) continue;
     plan_name_ = name;
     plan_ = std::move(plan);
   }
   if (plan_name_.empty())
-    throw Error(Text("it has no launch plan for compute capability ", gpu.major, ".", gpu.minor, "; run optimize with a --target for it"));
+    throw Error(Text("it has no launch plan for compute capability ", gpu_->major, ".", gpu_->minor, "; run optimize with a --target for it"));
 }
 
 void RegionOp::AddImages(const ort::KernelInfo* info, const LaunchPlan& plan) {
@@ -222,11 +223,10 @@ void RegionOp::ReadDims(Run* run) const {
 }
 
 void RegionOp::AllocateOutputs(Run* run) const {
-  const cuda::Device& gpu = cuda::Driver::Get().devices[static_cast<size_t>(device_)];
   run->inputs.assign(static_cast<size_t>(plan_.input_count), 0);
   run->outputs.assign(plan_.outputs.size(), 0);
   run->scratch.assign(plan_.scratch.size(), 0);
-  run->values = {run->dims.data(), gpu.multiprocessors, run->inputs.data(), run->outputs.data(), run->scratch.data()};
+  run->values = {run->dims.data(), gpu_->multiprocessors, run->inputs.data(), run->outputs.data(), run->scratch.data()};
   void* address = nullptr;
   for (int input : plan_.input_pointers) {
     const ort::Value* value = nullptr;
@@ -246,23 +246,28 @@ void RegionOp::AllocateOutputs(Run* run) const {
   }
 }
 
-void RegionOp::LaunchAll(Run* run) const {
-  uint64_t scratch_bytes = 0;
-  Check(plan_.EvaluateScratch(run->values, run->scratch.data(), &scratch_bytes));
+// One block for all slots, or null. Nobody gives it back but us.
+void* RegionOp::AllocateScratch(Run* run) const {
+  uint64_t bytes = 0;
+  Check(plan_.EvaluateScratch(run->values, run->scratch.data(), &bytes));
+  if (bytes == 0) return nullptr;
   void* block = nullptr;
-  if (scratch_bytes > 0) {
-    // NOTE: GetScratchBuffer knows the stream, so the arena does not hand the block to another stream too early; it dereferences the stream
-    // without a look, and a provider without streams has none. Nobody frees the block but us.
-    ort::Status* status = run->stream != nullptr ? api_.KernelContext_GetScratchBuffer(run->context, memory_, scratch_bytes, &block)
-                                                 : api_.AllocatorAlloc(allocator_, scratch_bytes, &block);
-    Check(status, "allocating scratch memory");
-    if (block == nullptr) throw Error(Text("no ", scratch_bytes, " bytes of scratch memory"));
-    for (uint64_t& offset : run->scratch) offset += reinterpret_cast<uint64_t>(block);
-  }
-  auto free_block = [this](void* memory) {
-    if (ort::Status* status = api_.AllocatorFree(allocator_, memory)) api_.ReleaseStatus(status);
+  // NOTE: GetScratchBuffer knows the stream, so that the arena does not hand the block to another stream too early. It dereferences the stream
+  // without a look, and a provider without streams has none.
+  ort::Status* status = run->stream != nullptr ? api_.KernelContext_GetScratchBuffer(run->context, memory_, bytes, &block)
+                                               : api_.AllocatorAlloc(allocator_, bytes, &block);
+  Check(status, "allocating scratch memory");
+  if (block == nullptr) throw Error(Text("no ", bytes, " bytes of scratch memory"));
+  for (uint64_t& offset : run->scratch) offset += reinterpret_cast<uint64_t>(block);
+  return block;
+}
+
+void RegionOp::LaunchAll(Run* run) const {
+  auto give_back = [this](void* block) {
+    if (ort::Status* status = api_.AllocatorFree(allocator_, block)) api_.ReleaseStatus(status);
   };
-  std::unique_ptr<void, decltype(free_block)> owned(block, free_block);
+  // Given back when the last launch is queued: the arena reuses it in stream order.
+  std::unique_ptr<void, decltype(give_back)> scratch(AllocateScratch(run), give_back);
 
   const cuda::Driver& driver = cuda::Driver::Get();
   for (size_t i = 0; i < plan_.launches.size(); ++i) {
@@ -273,8 +278,8 @@ void RegionOp::LaunchAll(Run* run) const {
     cuda::LaunchAttribute overlap{};
     overlap.id = cuda::kProgrammaticStreamSerialization;
     overlap.value.flag = 1;
-    cuda::LaunchConfig config{
-        {ready.grid[0], ready.grid[1], ready.grid[2]}, {launch.block, 1, 1}, ready.smem, run->stream, &overlap, launch.pdl ? 1u : 0u};
+    const unsigned overlaps = launch.pdl && gpu_->major >= 9 ? 1 : 0;  // older GPUs refuse the attribute
+    cuda::LaunchConfig config{{ready.grid[0], ready.grid[1], ready.grid[2]}, {launch.block, 1, 1}, ready.smem, run->stream, &overlap, overlaps};
     size_t arg_bytes = kernels_[i].arg_bytes;
     void* args[] = {cuda::kLaunchBufferPointer, ready.args, cuda::kLaunchBufferSize, &arg_bytes, cuda::kLaunchBufferEnd};
     if (cuda::Result result = driver.LaunchKernelEx(&config, kernels_[i].function, nullptr, arg_bytes > 0 ? args : nullptr)) {

@@ -36,6 +36,7 @@ class RegionOp {
 
   void ReadDims(Run* run) const;
   void AllocateOutputs(Run* run) const;
+  void* AllocateScratch(Run* run) const;
   void LaunchAll(Run* run) const;
   void Check(ort::Status* status, const char* doing) const;
   void Check(const RunError& error) const;
@@ -44,7 +45,8 @@ class RegionOp {
   std::string where_;
   ort::Allocator* allocator_ = nullptr;
   const ort::MemoryInfo* memory_ = nullptr;
-  int device_ = 0;
+  int device_ = 0;  // ordinal
+  const cuda::Device* gpu_ = nullptr;
   std::string plan_name_;
   LaunchPlan plan_;
   std::vector<LoadedKernel> kernels_;  // one a launch
