@@ -1,4 +1,4 @@
-"""Launch plans: what a custom node does at run time, as expressions of its input dims.
+"""Launch plans: what a custom node does at run time, as expressions of its input dims (long because the op library shares all of it).
 
 A :class:`LaunchPlan` is written into the model as text and evaluated by the op library (C++) at every run. The grammar
 is shared: ``tests/vectors/launch_expr.json`` holds the cases that both sides evaluate.

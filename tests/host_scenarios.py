@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
+
 from image_bytes import CUBIN, PTX, container, elf
 from region_models import Region, add_plan, carried, chain, digest
 
@@ -108,7 +109,8 @@ def every_optimization_level() -> None:
 @scenario()
 def the_best_variant_is_taken() -> None:
     host, x = Host(), x_of(2)
-    plans = {"plan_portable": add_plan(PTX_ONLY, 1.0), "plan_sm90": add_plan(PTX_ONLY, 2.0), "plan_sm90a": add_plan(OTHER, 3.0), "plan_sm80": add_plan(OTHER, 4.0)}
+    adds = {"portable": 1.0, "sm90": 2.0, "sm90a": 3.0, "sm80": 4.0}
+    plans = {f"plan_{suffix}": add_plan(OTHER if suffix == "sm90a" else PTX_ONLY, value) for suffix, value in adds.items()}
     for drop, expected in ((None, 3.0), ("plan_sm90a", 2.0), ("plan_sm90", 1.0)):
         plans.pop(drop, None)
         session = host.session(Region("FusedConvRegion_portable_3", "n", {**plans, **carried(PTX_ONLY), **carried(OTHER)}))
@@ -119,7 +121,7 @@ def the_best_variant_is_taken() -> None:
 def variants_on_another_gpu() -> None:
     host, x = Host(), x_of(2)
     assert host.status()["devices"] == [{"name": "Fake GPU", "capability": "8.9", "sms": 132}]
-    plans = {"plan_sm80": add_plan(PTX_ONLY, 1.0), "plan_sm86": add_plan(PTX_ONLY, 2.0), "plan_sm90": add_plan(PTX_ONLY, 4.0), "plan_portable": add_plan(PTX_ONLY, 5.0)}
+    plans = {f"plan_{suffix}": add_plan(PTX_ONLY, value) for suffix, value in (("sm80", 1.0), ("sm86", 2.0), ("sm90", 4.0), ("portable", 5.0))}
     session = host.session(Region("FusedConvRegion_sm86_9", "n", {**plans, **carried(PTX_ONLY)}))
     np.testing.assert_array_equal(session.run(None, {"x": x})[0], x + 2)
     assert host.status()["registered"] == ["sm89", "sm86", "sm80", "portable"]
@@ -167,7 +169,8 @@ def scratch_when_pdl_and_padding() -> None:
     session = host.session(Region("FusedConvRegion_portable_1", "n", {"plan_portable": plan, **carried(PTX_ONLY)}))
     for rows in (1, 3, 1000):
         np.testing.assert_array_equal(session.run(None, {"x": x_of(rows)})[0], -(x_of(rows) + np.float32(0.5)))
-    nothing, add, negate = "nothing grid 132 1 1 block 32 smem 200000 pdl 1", "add grid 1 2 3 block 64 smem 0 pdl 0", "negate grid 1 1 1 block 64 smem 0 pdl 1"
+    nothing, add = "nothing grid 132 1 1 block 32 smem 200000 pdl 1", "add grid 1 2 3 block 64 smem 0 pdl 0"
+    negate = "negate grid 1 1 1 block 64 smem 0 pdl 1"
     assert host.launches() == [add, negate, nothing, add, negate, nothing, add, negate]
 
 
@@ -202,7 +205,12 @@ def errors_of_creation_name_the_node() -> None:
     key = next(iter(carried(PTX_ONLY)))
     refused("is damaged: its bytes have the digest", {"plan_portable": add_plan(PTX_ONLY, 1.0), key: PTX_ONLY + b"x"})
     refused(f"attribute {key} is no uint8 tensor", {"plan_portable": add_plan(PTX_ONLY, 1.0), key: np.zeros(4, np.float32)})
-    for image, text in ((b"no image at all", "magic"), (container((PTX, 100, 0, b"add")), "has no code for compute capability 9.0"), (container((PTX, 80, 0, b"bad")), "loading image")):
+    damaged = {
+        "the magic TWIMG001 is missing": b"no image at all",
+        "has no code for compute capability 9.0": container((PTX, 100, 0, b"add")),
+        "loading image": container((PTX, 80, 0, b"bad")),
+    }
+    for text, image in damaged.items():
         refused(text, {"plan_portable": add_plan(image, 1.0), **carried(image)})
 
 
@@ -225,7 +233,8 @@ def an_image_that_comes_later_is_found() -> None:
 @scenario()
 def images_of_variants_not_taken_are_kept() -> None:
     host = Host()
-    first = Region("FusedConvRegion_portable_0", "first", {"plan_sm90a": add_plan(OTHER, 1.0), "plan_portable": add_plan(PTX_ONLY, 5.0), **carried(OTHER), **carried(PTX_ONLY)})
+    plans = {"plan_sm90a": add_plan(OTHER, 1.0), "plan_portable": add_plan(PTX_ONLY, 5.0)}
+    first = Region("FusedConvRegion_portable_0", "first", {**plans, **carried(OTHER), **carried(PTX_ONLY)})
     session = host.session(first, region(2.0, "second", carry=False))
     np.testing.assert_array_equal(session.run(None, {"x": x_of(2)})[0], x_of(2) + np.float32(1) + np.float32(2))
 
@@ -261,7 +270,6 @@ def sessions_and_threads() -> None:
     for thread in threads:
         thread.join()
     assert not errors, errors
-    del sessions
     np.testing.assert_array_equal(host.session(region(7.0)).run(None, {"x": x_of(2)})[0], x_of(2) + 7)
 
 

@@ -24,8 +24,9 @@ class ExprParser {
   ExprParser(std::string_view text, DimTable* dims) : text_(text), dims_(dims) {}
 
   LaunchExpr Run() {
-    if (text_.size() > LaunchExpr::kMaxText)
+    if (text_.size() > LaunchExpr::kMaxText) {
       throw Error(Text("launch expression of ", text_.size(), " characters; at most ", LaunchExpr::kMaxText, " are allowed"));
+    }
     Comparison();
     if (at_ != text_.size()) Fail(Text("unexpected '", text_[at_], "' at ", at_));
     return std::move(expr_);

@@ -32,8 +32,9 @@ class PlanParser {
     if (rest_.size() > kMaxText) throw Error(Text("launch plan of ", rest_.size(), " bytes; at most ", kMaxText, " are allowed"));
     try {
       NextLine();
-      if (words_.size() != 2 || words_[0] != "tilewright" || words_[1] != "1")
+      if (words_.size() != 2 || words_[0] != "tilewright" || words_[1] != "1") {
         throw Error("'tilewright 1' expected: a plan of another version, or none");
+      }
       while (!rest_.empty()) {
         NextLine();
         Statement();
@@ -223,8 +224,9 @@ RunError LaunchPlan::EvaluateScratch(const RunValues& values, uint64_t* offsets,
   *total = 0;
   for (const Scratch& slot : scratch) {
     int64_t bytes = 0;
-    if (const char* what = Within(slot.bytes, values, 0, kMostBytes, "the size of a scratch slot is negative or absurd", &bytes))
+    if (const char* what = Within(slot.bytes, values, 0, kMostBytes, "the size of a scratch slot is negative or absurd", &bytes)) {
       return {what, slot.line};
+    }
     *offsets++ = *total;
     *total += (static_cast<uint64_t>(bytes) + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
   }
@@ -247,8 +249,9 @@ RunError LaunchPlan::EvaluateLaunch(const Launch& launch, const RunValues& value
     ready->skip = value == 0;
   }
   if (ready->skip) return {};
-  if (const char* what = Within(launch.smem, values, 0, kInt32Max, "the shared memory size is negative or absurd", &value))
+  if (const char* what = Within(launch.smem, values, 0, kInt32Max, "the shared memory size is negative or absurd", &value)) {
     return {what, launch.line};
+  }
   ready->smem = static_cast<unsigned>(value);
 
   std::memset(ready->args, 0, launch.arg_bytes);

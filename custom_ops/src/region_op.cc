@@ -95,8 +95,9 @@ void RegionOp::ReadPlan(const ort::KernelInfo* info) {
     plan_name_ = name;
     plan_ = std::move(plan);
   }
-  if (plan_name_.empty())
+  if (plan_name_.empty()) {
     throw Error(Text("it has no launch plan for compute capability ", gpu_->major, ".", gpu_->minor, "; run optimize with a --target for it"));
+  }
 }
 
 void RegionOp::AddImages(const ort::KernelInfo* info, const LaunchPlan& plan) {
@@ -139,8 +140,9 @@ void RegionOp::CheckInterface(const ort::KernelInfo* info) const {
     int dtype = 0;
     Check(api_.CastTypeInfoToTensorInfo(type, &tensor), "reading an output's type");
     if (tensor != nullptr) Check(api_.GetTensorElementType(tensor, &dtype), "reading an output's type");
-    if (dtype != plan_.outputs[i].dtype)
+    if (dtype != plan_.outputs[i].dtype) {
       throw Error(Text(plan_name_, " makes output ", i, " as ", plan_.outputs[i].dtype_name, ", the model says ONNX type ", dtype));
+    }
   }
 }
 

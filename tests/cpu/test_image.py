@@ -7,6 +7,7 @@ import random
 import struct
 
 import pytest
+
 from image_bytes import CUBIN, PTX, container, elf
 from oplib import library
 
@@ -40,7 +41,7 @@ def test_choice(image, capability, choice):
 
 
 def test_offsets():
-    kind, arch, offset, size = library().check_image(PORTABLE, 9, 0).split()
+    _, _, offset, size = library().check_image(PORTABLE, 9, 0).split()
     assert PORTABLE[int(offset) : int(offset) + int(size)] == elf(b"b") and int(offset) % 16 == 0
 
 
@@ -83,6 +84,6 @@ def test_damaged(image, reason):
 
 def test_sha256():
     rng = random.Random(3)
-    for size in [*range(0, 130), 1000, 4096, 100_003]:
+    for size in [*range(130), 1000, 4096, 100_003]:
         data = rng.randbytes(size)
         assert library().sha256(data) == hashlib.sha256(data).hexdigest()

@@ -7,8 +7,8 @@ import random
 import secrets
 
 import pytest
-from oplib import REPOSITORY, library
 
+from oplib import REPOSITORY, library
 from tilewright.optimizer.launch import (
     MAX_OPS,
     SMS,
@@ -91,7 +91,33 @@ def test_random_texts_agree():
     seed = secrets.randbits(32)
     print("seed", seed)
     rng = random.Random(seed)
-    tokens = ["1", "0", "23", "i0.0", "i1.3", "i2.0", "sms", "+", "-", "*", "//", "%", "<", "<=", "==", "!=", "(", ")", ",", "min(", "select(", "align(", "i", " ", "/"]
+    tokens = [
+        "1",
+        "0",
+        "23",
+        "i0.0",
+        "i1.3",
+        "i2.0",
+        "sms",
+        "+",
+        "-",
+        "*",
+        "//",
+        "%",
+        "<",
+        "<=",
+        "==",
+        "!=",
+        "(",
+        ")",
+        ",",
+        "min(",
+        "select(",
+        "align(",
+        "i",
+        "/",
+        " ",
+    ]
     accepted = 0
     for _ in range(5000):
         text = "".join(rng.choice(tokens) for _ in range(rng.randint(1, 9)))

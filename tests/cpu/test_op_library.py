@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+
 from image_bytes import PTX, container
 from oplib import REPOSITORY, build, library
 from region_models import Region, add_plan, carried, chain
-
 from tilewright import custom_ops
 from tilewright.optimizer.target import _tables, target_class
 
@@ -136,8 +136,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 @needs_no_gpu
 def test_one_line_says_that_nothing_was_registered():
-    again = "onnxruntime.SessionOptions().register_custom_ops_library(%r)" % str(library().path)
-    lines = run(again).stderr.splitlines()
+    lines = run(f"onnxruntime.SessionOptions().register_custom_ops_library({str(library().path)!r})").stderr.splitlines()
     assert len(lines) == 1 and lines[0].startswith("tilewright: no kernels registered: no NVIDIA driver")
     assert run("", TILEWRIGHT_LOG="off").stderr == ""
 
@@ -177,7 +176,7 @@ def test_library_path_errors(monkeypatch, tmp_path):
     assert not custom_ops.supported()
     monkeypatch.delenv("TILEWRIGHT_LIBRARY")
     monkeypatch.setattr("tilewright.custom_ops.loader.LIBRARY", "libnone.so")
-    with pytest.raises(custom_ops.OpLibraryError, match="libnone.so is not built"):
+    with pytest.raises(custom_ops.OpLibraryError, match=r"libnone\.so is not built"):
         custom_ops.library_path()
 
 

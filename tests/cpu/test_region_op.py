@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from host_scenarios import SCENARIOS
 from oplib import REPOSITORY, build
 

@@ -1,0 +1,50 @@
+"""One runtime, one mode, for tools/test_runtimes: needs nothing but numpy and the onnxruntime of its environment.
+
+`python runtime_check.py absent|registered|kernels MODEL BUILD_FOLDER`; the model is a chain of three regions whose bodies double and whose kernels
+add 1, 2 and 4.
+"""
+
+import ctypes
+import json
+import os
+import sys
+
+import numpy as np
+import onnxruntime
+
+LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
+
+
+def main(mode: str, model: str, folder: str) -> None:
+    library = os.path.join(folder, "libtilewright_ops_host.so" if mode == "kernels" else "libtilewright_ops.so")
+    if mode == "kernels":
+        os.environ["TILEWRIGHT_ALLOW_UNTESTED_RUNTIME"] = "1"
+        ctypes.CDLL(os.path.join(folder, "libfake_cuda.so"), mode=ctypes.RTLD_GLOBAL)
+    for level in LEVELS:
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+        if mode != "absent":
+            options.register_custom_ops_library(library)
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        for rows in (3, 1, 0, 5):
+            x = np.random.default_rng(rows).standard_normal((rows, 4), np.float32)
+            expected = x + np.float32(1) + np.float32(2) + np.float32(4) if mode == "kernels" else 8 * x
+            np.testing.assert_array_equal(session.run(None, {"x": x})[0], expected)
+    if mode == "absent":
+        print(onnxruntime.__version__, "bodies")
+        return
+    c = ctypes.CDLL(library)
+    c.tilewright_status.restype = ctypes.c_char_p
+    status = json.loads(c.tilewright_status())
+    assert status["runtime"] == onnxruntime.__version__, status
+    if mode == "kernels":
+        assert status["registered"] == ["sm90a", "sm90", "portable"] and status["reason"] == "", status
+        assert status["nodes"] == 3 * len(LEVELS) and status["launches"] == 3 * 3 * len(LEVELS), status
+    else:
+        untested = "newer than the tested" in status["reason"]
+        assert status["registered"] == [] and (untested or "libcuda.so.1 was not found" in status["reason"] or status["devices"]), status
+    print(onnxruntime.__version__, "kernels" if mode == "kernels" else f"bodies: {status['reason']}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
