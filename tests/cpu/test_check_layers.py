@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from oplib import REPOSITORY
 
 SPEC = importlib.util.spec_from_file_location("check_layers", REPOSITORY / "tools/check_layers.py")

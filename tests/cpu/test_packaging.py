@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from oplib import REPOSITORY
 
 pytestmark = pytest.mark.slow
