@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,8 +22,8 @@ from image_bytes import CUBIN, PTX, container, elf
 from region_models import Region, add_plan, carried, chain, digest
 
 SCENARIOS: dict[str, tuple[Callable[[], None], dict[str, str]]] = {}
-IMAGE = container((CUBIN, 90, 0, elf()), (PTX, 80, 0, b"add negate"))  # the fake driver reads the names of the kernels in the code
-PTX_ONLY = container((PTX, 80, 0, b"add negate nothing"))
+PTX_ONLY = container((PTX, 80, 0, b"add negate nothing"))  # the fake driver reads the names of the kernels in the code
+IMAGE = container((CUBIN, 80, 0, elf()), (PTX, 80, 0, b"add, twice"))
 OTHER = container((PTX, 80, 0, b"add, once more"))
 
 
@@ -245,8 +246,14 @@ def only_trusted_images_are_loaded() -> None:
     session = host.session(region(1.0, image=OTHER))
     np.testing.assert_array_equal(session.run(None, {"x": x_of(2)})[0], x_of(2) + 1)
     fails(f"image {digest(PTX_ONLY)} is not among TILEWRIGHT_TRUSTED_DIGESTS", lambda: host.session(region(1.0)))
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(f"{digest(OTHER)}\n{digest(PTX_ONLY)}\n")
+        file.flush()
+        os.environ["TILEWRIGHT_TRUSTED_DIGESTS"] = f"@{file.name}"
+        host.session(region(1.0))
     os.environ["TILEWRIGHT_TRUSTED_DIGESTS"] = "@/nowhere"
-    fails("the file that TILEWRIGHT_TRUSTED_DIGESTS names cannot be read", lambda: host.session(region(1.0)))
+    host.session(region(1.0))  # what is loaded stays loaded
+    fails("the file that TILEWRIGHT_TRUSTED_DIGESTS names cannot be read", lambda: host.session(region(1.0, image=IMAGE)))
 
 
 @scenario()

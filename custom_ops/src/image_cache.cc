@@ -50,8 +50,8 @@ void ImageCache::Add(const std::string& digest, const uint8_t* bytes, size_t siz
 
 cuda::Library* ImageCache::LibraryOf(const std::string& digest, Image* image, const cuda::Device& device) {
   const cuda::Driver& driver = cuda::Driver::Get();
-  auto [entry, is_new] = image->libraries.try_emplace(device.handle, nullptr);
-  if (!is_new && entry->second != nullptr) return entry->second;
+  auto known = image->libraries.find(device.handle);
+  if (known != image->libraries.end()) return known->second;
   CheckTrusted(digest);
   const ImageEntry* choice = ChooseEntry(image->entries, device.major, device.minor);
   if (choice == nullptr) throw Error(Text("image ", digest, " has no code for compute capability ", device.major, ".", device.minor));
@@ -59,8 +59,10 @@ cuda::Library* ImageCache::LibraryOf(const std::string& digest, Image* image, co
   std::string ptx;  // the driver wants it to end with a zero byte
   if (choice->kind == ImageEntry::kPtx) ptx.assign(blob, blob + choice->size);
   const void* code = choice->kind == ImageEntry::kPtx ? static_cast<const void*>(ptx.c_str()) : blob;
-  driver.Check(driver.LibraryLoadData(&entry->second, code, nullptr, nullptr, 0, nullptr, nullptr, 0), Text("loading image ", digest).c_str());
-  return entry->second;
+  cuda::Library* library = nullptr;
+  driver.Check(driver.LibraryLoadData(&library, code, nullptr, nullptr, 0, nullptr, nullptr, 0), Text("loading image ", digest).c_str());
+  image->libraries.emplace(device.handle, library);
+  return library;
 }
 
 std::optional<LoadedKernel> ImageCache::Load(const std::string& digest, const std::string& name, int ordinal) {
