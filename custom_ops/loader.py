@@ -118,12 +118,15 @@ def status() -> dict[str, Any]:
 
 
 def supported() -> bool:
-    """Whether kernels can run on this machine: library, driver and GPU are there. No session is made and nothing is registered."""
+    """Whether sessions of this process can run kernels: library, driver, GPU and an ONNX Runtime that is known to work are there."""
     try:
-        now = status()
+        if status()["driver_problem"]:
+            return False
+        ort = _onnxruntime()
+        register(ort.SessionOptions())
+        return CUDA in ort.get_available_providers() and bool(status()["registered"])
     except (OpLibraryError, OSError):
         return False
-    return not now["driver_problem"] and all(float(device["capability"]) >= 8.0 for device in now["devices"])
 
 
 def _onnxruntime() -> Any:

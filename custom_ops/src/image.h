@@ -1,4 +1,8 @@
-// Image containers: the machine code of one unit for several GPUs, as one block of bytes (docs/plan.md gives the layout). The parser takes any bytes.
+// Image containers: the code of one compiled unit for several GPUs, as one block of bytes. The parser takes any bytes.
+//
+//   char[8] "TWIMG001", u32 count, u32 0, then `count` entries of
+//   { u32 kind (1 cubin, 2 PTX), u32 arch (90 is compute capability 9.0), u32 flags (1: that architecture alone), u32 0, u64 offset, u64 size },
+//   then the blobs at their offsets from the start, each 16-aligned; all numbers little endian.
 #pragma once
 
 #include <cstddef>
