@@ -24,13 +24,14 @@ class RegionReport:
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison that verification made: what was compared, the figure, the bound that it had to keep."""
+    """One comparison that verification made: what was compared, the figure, the bound that it had to keep; ``region`` if it was one alone."""
 
     what: str
     relative: float
     max_abs: float
     bound: float
     problem: str = ""
+    region: str = ""
 
     @property
     def passed(self) -> bool:

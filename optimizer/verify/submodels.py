@@ -42,17 +42,17 @@ def check_region(emitted: EmittedNode, shapes: Shapes, seed: int = 0) -> list[Ch
         truth = cpu_session(truth_model, optimize=False).run(None, upcast_inputs(inputs) if half else inputs)[0]
     except Exception:
         return []
-    checks = [_check(f"{region.label}: body, CPU", truth, cpu_session(emitted.standalone).run(None, inputs)[0], KERNEL_FLOOR if half else FLOAT_BOUND)]
+    checks = [_check(region.label, "body, CPU", truth, cpu_session(emitted.standalone).run(None, inputs)[0], KERNEL_FLOOR if half else FLOAT_BOUND)]
     if gpu_available():
         vendor = compare("", truth, gpu_session(emitted.reference, kernels=False).run(None, inputs)[0], same_dtype=False)
         bound = max(KERNEL_FLOOR, KERNEL_FACTOR * vendor.relative)
-        checks.append(_check(f"{region.label}: kernel, GPU", truth, gpu_session(emitted.standalone, kernels=True).run(None, inputs)[0], bound))
+        checks.append(_check(region.label, "kernel, GPU", truth, gpu_session(emitted.standalone, kernels=True).run(None, inputs)[0], bound))
     return checks
 
 
-def _check(what: str, truth: np.ndarray, value: np.ndarray, bound: float) -> Check:
+def _check(label: str, what: str, truth: np.ndarray, value: np.ndarray, bound: float) -> Check:
     error = compare(what, truth, value, same_dtype=False)
-    return Check(what, error.relative, error.max_abs, bound, error.problem)
+    return Check(f"{label}: {what}", error.relative, error.max_abs, bound, error.problem, region=label)
 
 
 def _concrete(tensor: Variable, shapes: Shapes) -> tuple[int, ...] | None:

@@ -1,0 +1,362 @@
+"""The path of a model, one line a stage: load, infer, canonicalize, infer, precision, plan, lower, compile, emit, verify, report."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from onnx import FunctionProto, ModelProto
+
+from .config import OptimizeConfig
+from .emit.export import export_model, graph_changed
+from .emit.nodes import DOMAIN, DOMAIN_VERSION, MAX_BODIES, EmittedNode, Emission, TooManyBodies, emit_nodes
+from .emit.save import StagedOutput, check_output, stage_model, stage_unchanged, staged
+from .errors import VerificationError
+from .graph.canonicalize import CanonicalizeReport, canonicalize
+from .graph.check import check_model
+from .graph.inline import inline_anchors
+from .graph.input_shapes import InputShapes, overwrite, resolve
+from .graph.load import LoadedModel, load
+from .graph.precision import to_half
+from .graph.shapes import Shapes, infer
+from .graph.view import View
+from .jit.build import Image, build
+from .lower.lowered import LoweredRegion
+from .lower.plan import lower_plan
+from .plan.model_cost import nodes_us
+from .plan.regions.anchors import RULE
+from .plan.regions.plan import PlannedRegion, RegionPlan, plan_regions
+from .plan.regions.price import Pricing
+from .plan.sizes import Sizes
+from .records import Applied, Refusal
+from .result import Check, RegionReport, Result
+from .target import DeviceSpec, TargetClass, device_for
+from .verify.bisect import bisect
+from .verify.submodels import check_region
+from .verify.verify import CannotCompare, Reference, reference, verify
+
+MAX_ATTEMPTS = 4  # emissions, while sites that fail to compile or to verify are dropped
+
+Report = Callable[[str], None]
+
+
+@dataclass
+class Run:
+    """What one run has found so far; becomes the :class:`Result`."""
+
+    config: OptimizeConfig
+    report: Report
+    applied: list[Applied] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Times a stage and names it to the user."""
+        self.report(name)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """The model just before regions are planned.
+
+    Attributes:
+        proto: Its protobuf: the truth itself where nothing changed.
+        changed: Whether anything did.
+        half: Whether float32 compute was turned to float16.
+    """
+
+    proto: ModelProto
+    changed: bool
+    half: bool
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """The model with its custom nodes; ``rest_us`` is what its other nodes are expected to take."""
+
+    proto: ModelProto
+    emission: Emission
+    plan: RegionPlan
+    shapes: Shapes
+    rest_us: float
+
+
+def optimize(source: str | Path | ModelProto, config: OptimizeConfig | None = None, output: str | Path | None = None, progress: Report | None = None) -> Result:
+    """Rewrites ``source`` and writes it to ``output``, verified, or writes nothing.
+
+    Args:
+        source: Path of an ONNX model, or a model, which is not changed.
+        config: What is asked for; the defaults where None.
+        output: Where the result goes; None (or ``config.dry_run``) plans only.
+        progress: Called with the name of each stage as it begins.
+
+    Raises:
+        ModelError: the model or the file system is at fault.
+        UsageError: the request contradicts the model, or the output is the input.
+        VerificationError: the result does not give the original's answers.
+    """
+    run = Run(config or OptimizeConfig(), progress or (lambda _: None))
+    with run.stage("load"):
+        loaded = load(source)
+        path = None if output is None or run.config.dry_run else Path(output)
+        if path is not None:
+            check_output(path, loaded)
+        check_model(loaded.proto, loaded.label, loaded.path)
+        if run.config.overwrite_input_shapes:
+            loaded = replace(loaded, proto=overwrite(loaded.proto, run.config.overwrite_input_shapes))
+        inputs = resolve(loaded.proto, run.config.dims, run.config.min_shapes, run.config.opt_shapes, run.config.max_shapes)
+    if not run.config.passes and not run.config.overwrite_input_shapes:
+        return _write_unchanged(run, loaded, path)
+    return _optimize(run, loaded, inputs, path)
+
+
+def _optimize(run: Run, loaded: LoadedModel, inputs: InputShapes, path: Path | None) -> Result:
+    device = device_for(run.config.targets)
+    canonical = _canonicalize(run, loaded, inputs)
+    attempt = Attempt(run, loaded, inputs, device, canonical)
+    if path is None:
+        return _result(attempt, _rewrite(attempt, compile_images=False), (), [], "", 0)
+    truth: Reference | CannotCompare | None = None
+    for _ in range(MAX_ATTEMPTS):
+        rewritten = _rewrite(attempt)
+        if rewritten is None and not canonical.changed and not run.config.overwrite_input_shapes:
+            return _write_unchanged(run, loaded, path)
+        if truth is None:
+            with run.stage("verify"):
+                truth = _reference(run, loaded)
+        with staged(path) as output:
+            checks = _stage_and_check(attempt, rewritten, truth, output)
+            faulty = _faulty(attempt, rewritten, truth, checks, path)
+            if faulty is None:
+                size = output.nbytes
+                return _result(attempt, rewritten, tuple(output.commit()), checks, str(truth) if isinstance(truth, CannotCompare) else "", size)
+        attempt.excluded[faulty] = "its results differ from the original's"
+    raise VerificationError(f"{loaded.label}: regions kept failing verification ({', '.join(attempt.excluded)}); nothing was written")
+
+
+def _canonicalize(run: Run, loaded: LoadedModel, inputs: InputShapes) -> Canonical:
+    """Stages infer, canonicalize and precision."""
+    config = run.config
+    proto = loaded.proto
+    if "regions" in config.passes:
+        proto, inlined = inline_anchors(proto)
+        run.notes += [f"local functions inlined: {', '.join(inlined)}"] if inlined else []
+    view = View(proto, loaded.base_dir, config.freeze_initializers)
+    with run.stage("infer shapes"):
+        shapes = infer(view, inputs.ranges)
+    if "canonicalize" in config.passes:
+        with run.stage("canonicalize"):
+            report: CanonicalizeReport = canonicalize(view, shapes, lambda: infer(view, inputs.ranges))
+            run.applied += report.applied
+            run.refusals += report.refused
+    half = False
+    if config.precision == "fp16" and "regions" in config.passes:
+        with run.stage("precision"):
+            shapes = infer(view, inputs.ranges)
+            changed = to_half(view, shapes, keep_io_types=config.keep_io_types)
+            run.refusals += changed.refused
+            half = bool(changed.converted)
+    touched = graph_changed(view.graph)
+    return Canonical(export_model(view) if touched else proto, touched or proto is not loaded.proto, half)
+
+
+@dataclass
+class Attempt:
+    """What every emission starts from; ``excluded`` grows by the regions that fail to compile or to verify, each with the reason."""
+
+    run: Run
+    loaded: LoadedModel
+    inputs: InputShapes
+    device: DeviceSpec
+    canonical: Canonical
+    excluded: dict[str, str] = field(default_factory=dict)
+
+
+def _rewrite(attempt: Attempt, compile_images: bool = True, only: Set[str] | None = None) -> Rewritten | None:
+    """Stages plan, lower, compile and emit; None where no region was made. With ``only``, no other regions than those are made."""
+    run, config = attempt.run, attempt.run.config
+    if "regions" not in config.passes:
+        return None
+    while True:
+        view = View(attempt.canonical.proto, attempt.loaded.base_dir, config.freeze_initializers)
+        with run.stage("infer shapes"):
+            shapes = infer(view, attempt.inputs.ranges)
+        with run.stage("plan"):
+            sizes = Sizes(shapes, attempt.inputs.usual)
+            pricing = Pricing(attempt.device, sizes)
+            plan = plan_regions(view, shapes, config.precision, pricing, attempt.excluded.keys(), only)
+            rest = nodes_us(attempt.device, view, shapes, sizes, (n for p in plan.regions for n in p.region.nodes))
+        if only is None:
+            run.refusals = [r for r in run.refusals if r.rule != RULE]
+            run.refusals += [*plan.refusals, *(Refusal(RULE, reason, (label,)) for label, reason in attempt.excluded.items())]
+        if not plan.regions:
+            return None
+        with run.stage("lower"):
+            lowered = lower_plan(plan, pricing)
+        if not compile_images:
+            return Rewritten(attempt.canonical.proto, Emission((), ()), plan, shapes, rest)
+        try:
+            with run.stage("compile"):
+                images = _compile(run, lowered)
+            with run.stage("emit"):
+                emission = emit_nodes(view, lowered, images, _op_suffix(config.targets))
+                proto = export_model(view, emission.functions, [(DOMAIN, DOMAIN_VERSION)])
+        except TooManyBodies as cause:
+            attempt.excluded.update((region.region.label, str(cause)) for region in lowered[MAX_BODIES:])
+            continue
+        except _SpecFailed as failure:
+            reason = f"its kernel does not compile ({failure.reason})"
+            attempt.excluded.update((region.region.label, reason) for region in lowered if failure.spec in region.specs)
+            continue
+        return Rewritten(proto, emission, plan, shapes, rest)
+
+
+class _SpecFailed(Exception):
+    def __init__(self, spec: str, reason: str) -> None:
+        super().__init__(spec)
+        self.spec, self.reason = spec, reason
+
+
+def _compile(run: Run, lowered: list[LoweredRegion]) -> dict[str, dict[str, Image]]:
+    """Every kernel for every target class that carries it: the portable templates serve all of them."""
+    specs = {name: spec for region in lowered for name, spec in region.specs.items()}
+    images: dict[str, dict[str, Image]] = {}
+    for target in _image_classes(run.config.targets):
+        result = build(specs, target, run.config.cache_dir, lambda done, total: run.report(f"compile {done}/{total} kernels"))
+        failed = next(iter(result.failures.items()), None)
+        if failed is not None:
+            raise _SpecFailed(failed[0], str(failed[1]).splitlines()[0])
+        images[target.op_suffix] = result.images
+    return images
+
+
+def _image_classes(targets: tuple[TargetClass, ...]) -> tuple[TargetClass, ...]:
+    """Classes to compile for: portable alone where it is asked for, since every template so far is a portable one."""
+    portable = tuple(t for t in targets if t.name == "portable")
+    return portable or targets
+
+
+def _op_suffix(targets: tuple[TargetClass, ...]) -> str:
+    return _image_classes(targets)[0].op_suffix
+
+
+def _reference(run: Run, loaded: LoadedModel) -> Reference | CannotCompare:
+    if not run.config.verify:
+        return CannotCompare("--no-verify was given")
+    try:
+        view = View(loaded.proto, loaded.base_dir, run.config.freeze_initializers)
+        return reference(loaded, view, infer(view), run.config)
+    except CannotCompare as reason:
+        return reason
+
+
+def _stage_and_check(attempt: Attempt, rewritten: Rewritten | None, truth: Reference | CannotCompare, output: StagedOutput) -> list[Check]:
+    """Puts the model on disk and compares it there: every distinct region by itself, then the whole."""
+    run, canonical = attempt.run, attempt.canonical
+    with run.stage("write"):
+        stage_model(rewritten.proto if rewritten is not None else canonical.proto, attempt.loaded, output, run.config.save_as_external_data)
+    if not run.config.verify:
+        return []
+    with run.stage("verify"):
+        checks: list[Check] = []
+        for node in rewritten.emission.nodes if rewritten is not None else ():
+            if node.first_of_body:
+                checks += check_region(node, rewritten.shapes)
+                if not all(c.passed for c in checks):
+                    return checks
+        if isinstance(truth, CannotCompare):
+            return checks
+        return checks + verify(truth, canonical.proto if canonical.changed or rewritten is not None else None, output.model, run.config, canonical.half)
+
+
+def _faulty(attempt: Attempt, rewritten: Rewritten | None, truth: Reference | CannotCompare, checks: list[Check], path: Path) -> str | None:
+    """The label of the region at fault, None where every check passed.
+
+    Raises:
+        VerificationError: the fault lies in no region, or a comparison was demanded and is not possible.
+    """
+    if isinstance(truth, CannotCompare) and attempt.run.config.require_verify:
+        raise VerificationError(f"nothing can be compared: {truth}; nothing was written")
+    failed = [c for c in checks if not c.passed]
+    if not failed:
+        return None
+    by_label = {node.lowered.region.label: node for node in rewritten.emission.nodes} if rewritten is not None else {}
+    if failed[0].region in by_label:
+        return failed[0].region
+
+    def fails(active: Set[str]) -> bool:
+        part = _rewrite(attempt, only=active)
+        if part is None:
+            return False
+        with staged(path) as output:
+            return not all(c.passed for c in _stage_and_check(attempt, part, truth, output))
+
+    with attempt.run.stage("bisect"):
+        label = bisect(list(by_label), fails)
+    if label is None or not fails({label}):
+        text = "; ".join(f"{c.what}: {c.problem or f'relative error {c.relative:.2e}, bound {c.bound:.1e}'}" for c in failed)
+        where = f" (region {label!r} adds the last of it)" if label else ""
+        raise VerificationError(f"the rewritten model differs from the original: {text}{where}; nothing was written")
+    return label
+
+
+def _write_unchanged(run: Run, loaded: LoadedModel, path: Path | None) -> Result:
+    files: list[Path] = []
+    size = 0
+    if path is not None:
+        with run.stage("write"), staged(path) as output:
+            stage_unchanged(loaded, output)
+            size = output.nbytes
+            files = output.commit()
+    ops = _count_ops(loaded.proto)
+    return Result(loaded.label, tuple(files), ops, ops, refusals=tuple(run.refusals), notes=tuple(run.notes), bytes_before=_size(loaded), bytes_after=size, seconds=run.seconds)
+
+
+def _result(attempt: Attempt, rewritten: Rewritten | None, files: tuple[Path, ...], checks: list[Check], unverified: str, size: int) -> Result:
+    run, loaded = attempt.run, attempt.loaded
+    planned: tuple[PlannedRegion, ...] = rewritten.plan.regions if rewritten is not None else ()
+    emitted: Sequence[EmittedNode | None] = rewritten.emission.nodes if rewritten is not None else ()
+    regions = tuple(_region_report(p, e) for p, e in zip(planned, emitted or [None] * len(planned), strict=True))
+    ours, theirs, rest = sum(p.ours_us for p in planned), sum(p.vendor_us for p in planned), rewritten.rest_us if rewritten is not None else 1.0
+    after = rewritten.proto if rewritten is not None else attempt.canonical.proto
+    if after.ir_version > loaded.proto.ir_version:
+        run.notes.append(f"IR version raised from {loaded.proto.ir_version} to {after.ir_version}: local functions need it")
+    return Result(
+        loaded.label, files, _count_ops(loaded.proto), _count_ops(after), regions, tuple(run.applied), tuple(run.refusals), tuple(checks), unverified, tuple(run.notes),
+        (rest + theirs) / (rest + ours), attempt.device.name, _size(loaded), size, run.seconds,
+    )  # fmt: skip
+
+
+def _region_report(planned: PlannedRegion, emitted: EmittedNode | None) -> RegionReport:
+    region = planned.region
+    kernels = tuple(launch.kernel for launch in emitted.lowered.plan.launches) if emitted is not None else ()
+    return RegionReport(region.label, emitted.op if emitted is not None else "", str(region), planned.replaced, kernels, planned.ours_us, planned.vendor_us)
+
+
+def _count_ops(model: ModelProto) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    pending: list[ModelProto | FunctionProto | object] = [model.graph]
+    while pending:
+        graph = pending.pop()
+        for node in graph.node:  # type: ignore[attr-defined]
+            op = node.op_type.rsplit("_", 1)[0] if node.domain == DOMAIN else node.op_type
+            counts[f"{node.domain}::{op}" if node.domain not in ("", "ai.onnx") else op] += 1
+            for attribute in node.attribute:
+                pending += [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
+    return dict(sorted(counts.items()))
+
+
+def _size(loaded: LoadedModel) -> int:
+    if loaded.path is None:
+        return loaded.proto.ByteSize()
+    assert loaded.base_dir is not None
+    return loaded.path.stat().st_size + sum((loaded.base_dir / f).stat().st_size for f in loaded.external_files)

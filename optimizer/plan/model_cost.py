@@ -1,0 +1,47 @@
+"""Expected time of the nodes that no region takes, so that the speed-up of regions can be put in proportion to the whole model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from ..graph.shapes import Shapes
+from ..graph.view import Constant, Node, Tensor, View
+from ..target import DeviceSpec
+from .cost import GemmShape, streaming_us, vendor_us
+from .sizes import Sizes
+
+# Ops that ONNX Runtime runs without a kernel of their own: views, constants, host-side shape arithmetic.
+FREE_OPS = ("Constant", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Shape", "Size", "Range", "If", "Loop", "Scan", "DequantizeLinear", "QuantizeLinear")
+MATMULS = ("MatMul", "Gemm")
+
+
+def nodes_us(device: DeviceSpec, view: View, shapes: Shapes, sizes: Sizes, taken: Iterable[Node]) -> float:
+    """Microseconds that the nodes of ``view`` outside ``taken`` are expected to need, by the same roofline as the regions."""
+    skip = set(taken)
+    return sum(_node_us(device, node, shapes, sizes) for node in view.nodes() if node not in skip and node.op not in FREE_OPS)
+
+
+def _node_us(device: DeviceSpec, node: Node, shapes: Shapes, sizes: Sizes) -> float:
+    elements = [math.prod(sizes.of(t, shapes.rank(t) or 1)) for t in (*node.inputs, *node.outputs) if t.name]
+    width = 2 if any(shapes.dtype(t) == 10 for t in node.inputs) else 4
+    nbytes = float(width * sum(elements))
+    if node.standard(*MATMULS) and len(node.inputs) >= 2:
+        return vendor_us(device, "f16" if width == 2 else "tf32", _matmul(node, shapes, sizes), nbytes)
+    if node.standard("Conv", "ConvTranspose") and len(node.inputs) >= 2 and isinstance(node.inputs[1], Constant):
+        pixels = math.prod(sizes.of(node.outputs[0], shapes.rank(node.outputs[0]) or 4)) // max(1, node.inputs[1].shape[0])
+        weights = math.prod(node.inputs[1].shape)
+        return vendor_us(device, "f16" if width == 2 else "tf32", GemmShape(pixels, node.inputs[1].shape[0], weights // max(1, node.inputs[1].shape[0])), nbytes)
+    return streaming_us(device, nbytes)
+
+
+def _matmul(node: Node, shapes: Shapes, sizes: Sizes) -> GemmShape:
+    out = _size(node.outputs[0], shapes, sizes)
+    left = _size(node.inputs[0], shapes, sizes)
+    depth = left[-2] if node.attrs.get("transA") and len(left) > 1 else left[-1]
+    rows = math.prod(out[:-1]) if len(out) > 1 else 1
+    return GemmShape(rows, out[-1], depth)
+
+
+def _size(tensor: Tensor, shapes: Shapes, sizes: Sizes) -> tuple[int, ...]:
+    return sizes.of(tensor, shapes.rank(tensor) or 2)
