@@ -105,7 +105,7 @@ transformer (int64[B,S] ids, int64[B,S] mask) => (float[B,S,32] y, float[B,1,32]
 TRANSFORMER_WEIGHTS = {"emb": (50, 32), "posemb": (64, 32), "gamma": (32,), "beta": (32,), "wq": (32, 32)}
 
 FPN = """<ir_version: 8, opset_import: ["": 17]>
-fpn (float[N,3,H,W] x) => (float y) {
+fpn (float[N,3,H,W] x) => (float[1,1,1,1] y) {
   c2 = Conv<kernel_shape=[3,3], strides=[4,4], pads=[1,1,1,1]>(x, w1)
   c3 = Conv<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(c2, w2)
   c4 = Conv<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(c3, w2)
@@ -151,7 +151,7 @@ fpn (float[N,3,H,W] x) => (float y) {
 FPN_WEIGHTS = {"w1": (4, 3, 3, 3), "w2": (4, 4, 3, 3)}
 
 ARITHMETIC = """<ir_version: 8, opset_import: ["": 13]>
-arithmetic (float[N,C,H,W] x) => (float y) {
+arithmetic (float[N,C,H,W] x) => (float[1,1,1,1] y) {
   sh = Shape(x)
   i2 = Constant<value_int=2>()
   i0 = Constant<value_ints=[0]>()

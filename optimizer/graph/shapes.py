@@ -3,6 +3,9 @@
 Facts come from the declared types of the model's inputs and from the rules of the ops. Declared types of outputs and value_info are
 never believed. Whatever is not known is None; a dim that is not known is a symbol of its own. The ranges that a user gives only
 answer :meth:`Shapes.bounds`: no shape depends on them, so what is inferred holds on every input that the model accepts.
+
+One exception: a tensor without elements may have other sizes, or another rank, than inferred. Reshape reads a 0 as "copy", and loops that
+never run return whatever the runtime likes.
 """
 
 from __future__ import annotations

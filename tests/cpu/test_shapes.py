@@ -83,6 +83,9 @@ RULE_CASES = [
     ("y = Gather<axis=1>(x,s)", 13, {"s": np.array([[0, 1, 2]], INT)}, "[N, 1, 3, H, W]"),
     ("y = Einsum<equation=\"nchw,ncvw->nhv\">(x,x)", 13, {}, "[N, H, H]"),
     ("y = MatMul(x,w)", 13, {"w": floats(2, 1, 3, 5)}, "[2, C, H, 5]"),
+    ("s = Shape(x) m = Slice(s,i,j) n = Concat<axis=0>(m,k) y = Reshape(x,n)", 13, {"i": np.array([2], INT), "j": np.array([3], INT), "k": np.array([-1], INT)},
+     "[H, C*N*W]"),
+    ("s = Shape(w) m = Concat<axis=0>(q,s) y = Reshape(w,m)", 13, {"w": floats(2, 3), "q": np.array([1], INT)}, "[1, 2, 3]"),
     ("s = Shape(x) y = Expand(x,s)", 13, {}, "[N, C, H, W]"),
     ("y = Tile(x,s)", 13, {"s": np.array([2, 1, 3, 1], INT)}, "[2*N, C, 3*H, W]"),
     ("y = Add(x,b)", 13, {"b": floats(3, 1, 1)}, "[N, 3, H, W]"),
@@ -93,6 +96,28 @@ RULE_CASES = [
 @pytest.mark.parametrize(("body", "opset", "arrays", "expected"), RULE_CASES, ids=[c[0] for c in RULE_CASES])
 def test_rule(body: str, opset: int, arrays: dict[str, np.ndarray], expected: str) -> None:
     assert text_of(graph(body, opset=opset, arrays=arrays), "y") == expected
+
+
+@pytest.mark.parametrize("behind", [None, 0, 1, 2, 3, 5, -2])
+def test_slices_as_numpy_makes_them(behind: int | None) -> None:
+    """Every start, end and step near the borders of an open dim; ends that are the dim less (or more than) a number."""
+    far = 2**62
+    ends = [0, 1, 3, 7, far, -1, -2, -4, -far] if behind is None else [0]
+    known = 0
+    for start in (0, 1, 2, 5, -1, -3, -far, far):
+        for end in ends:
+            for step in (1, 2, 3, -1, -2):
+                arrays = {n: np.array([v], INT) for n, v in (("s", start), ("e", end), ("a", 1), ("t", step), ("k", behind or 0), ("one", 1), ("two", 2))}
+                body = "y = Slice(x, s, e, a, t)" if behind is None else "h = Shape(x) d = Slice(h, one, two) f = Sub(d, k) y = Slice(x, s, f, a, t)"
+                shapes, tensors = inferred(graph(body, "float[N,D] x", 13, arrays))
+                dim = shapes.shape(tensors["y"])[1]
+                if str(dim).startswith("_u"):
+                    continue
+                known += 1
+                for size in range(8):
+                    stop = end if behind is None else size - behind
+                    assert shapes.evaluate(dim, {"D": size}) == len(range(size)[start:stop:step]), (start, stop, step, size, dim)
+    assert known >= (200 if behind is None else 24 if behind <= 2 else 0)
 
 
 DYNAMIC = [

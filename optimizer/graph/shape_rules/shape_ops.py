@@ -62,8 +62,8 @@ def constant_of_shape(call: Call) -> list[Fact]:
 def _reshaped(call: Call, source: Shape | None, entries: list[Dim]) -> Shape:
     """Dims for the entries of a Reshape: 0 copies (without allowzero), -1 is what is left.
 
-    NOTE: an entry that is a size may be 0 at run time and would then copy. It is taken as the dim where that cannot succeed with another
-    result: it divides the number of elements, equals the dim at its place, or there is none at its place.
+    NOTE: an entry that is a size may be 0 at run time and would then copy. It is taken as the dim where nothing but a tensor without elements
+    can come out otherwise: it divides the number of elements, equals the dim at its place, or there is none at its place.
     """
     allow_zero = bool(call.attr("allowzero", 0))
     total = product(source) if source is not None else None
