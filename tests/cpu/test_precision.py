@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from dynamic_models import cnn, fpn, transformer
 from onnx import ModelProto, TensorProto, numpy_helper, parser
-from shape_oracle import session
 
+from dynamic_models import cnn, fpn, transformer
+from shape_oracle import session
 from tilewright.optimizer.emit.export import export_model
 from tilewright.optimizer.graph.precision import HalfReport, correct_types, to_half
 from tilewright.optimizer.graph.shapes import infer

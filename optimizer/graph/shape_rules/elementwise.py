@@ -232,5 +232,3 @@ def cast(call: Call) -> list[Fact]:
         else:
             value = combine(truncate if is_float(fact.dtype) and not is_float(to) else lambda a: a, to, call.value(0))
     return [Fact(fact.shape, value, to)]
-
-
