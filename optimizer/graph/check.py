@@ -7,15 +7,22 @@ domain; its nodes may come in any order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
+from pathlib import Path
 
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx.external_data_helper import ExternalDataInfo
 
 from ..errors import ModelError
 
 
-def check(model: ModelProto) -> None:
+def check_model(model: ModelProto, label: str = "model", path: Path | None = None) -> None:
     """Does nothing for a valid model.
+
+    Args:
+        model: The model; external data need not be loaded.
+        label: What messages call it.
+        path: Where it was read from, to find external data; None where it has none.
 
     Raises:
         ModelError: a domain without a version, a tensor that is undefined or defined twice, a cycle, an initializer with too few values, a node that
@@ -26,10 +33,13 @@ def check(model: ModelProto) -> None:
     context.ir_version = model.ir_version
     context.opset_imports = versions
     local = {(f.domain, f.name) for f in model.functions}
-    _check_graph(model.graph, frozenset(), _NodeCheck(versions, local, context))
+    try:
+        _check_graph(model.graph, frozenset(), _NodeCheck(versions, local, context), path.parent if path is not None else None)
+    except ModelError as fault:
+        raise ModelError(f"{label}: {fault}") from fault.__cause__
 
 
-def label(node: NodeProto) -> str:
+def node_label(node: NodeProto) -> str:
     """What messages call a node: its name, else its op and first output."""
     return f"{node.op_type} node {node.name!r}" if node.name else f"{node.op_type} node that makes {next(iter(node.output), '')!r}"
 
@@ -46,23 +56,23 @@ class _NodeCheck:
             return
         if domain not in self.versions:
             name = f"domain {domain!r}" if domain else "the default domain"
-            raise ModelError(f"{label(node)}: the model imports no opset of {name}")
+            raise ModelError(f"{node_label(node)}: the model imports no opset of {name}")
         try:
             schema = onnx.defs.get_schema(node.op_type, self.versions[domain], domain)
         except onnx.defs.SchemaError:
             return  # an op that nobody knows is left alone
         missing = [name for name, a in schema.attributes.items() if a.required and all(b.name != name for b in node.attribute)]
         if missing:
-            raise ModelError(f"{label(node)}: attribute {missing[0]!r}, which {node.op_type} requires, is missing")
+            raise ModelError(f"{node_label(node)}: attribute {missing[0]!r}, which {node.op_type} requires, is missing")
         if schema.deprecated or node.op_type == "Constant" or any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute):
             return
         try:
             onnx.checker.check_node(node, self.context)
         except onnx.checker.ValidationError as cause:
-            raise ModelError(f"{label(node)}: {str(cause).strip().splitlines()[0]}") from cause
+            raise ModelError(f"{node_label(node)}: {str(cause).strip().splitlines()[0]}") from cause
 
 
-def _check_graph(graph: GraphProto, outer: frozenset[str], check_node: _NodeCheck) -> None:
+def _check_graph(graph: GraphProto, outer: frozenset[str], check_node: _NodeCheck, folder: Path | None) -> None:
     where = f"graph {graph.name!r}" if graph.name else "the graph"
     _no_twins([i.name for i in graph.input], f"{where} has two inputs")
     _no_twins([t.name for t in graph.initializer], f"{where} has two initializers")
@@ -73,20 +83,20 @@ def _check_graph(graph: GraphProto, outer: frozenset[str], check_node: _NodeChec
             if not name:
                 continue
             if name in maker:
-                raise ModelError(f"tensor {name!r} is made twice: by the {label(graph.node[maker[name]])} and by the {label(node)}")
+                raise ModelError(f"tensor {name!r} is made twice: by the {node_label(graph.node[maker[name]])} and by the {node_label(node)}")
             if name in given:
-                raise ModelError(f"tensor {name!r} is made by the {label(node)} but is an input or initializer of {where}")
+                raise ModelError(f"tensor {name!r} is made by the {node_label(node)} but is an input or initializer of {where}")
             maker[name] = index
     for tensor in graph.initializer:
-        _check_initializer(tensor)
+        _check_initializer(tensor, folder)
     visible = outer | given | maker.keys()
     for node in graph.node:
         for position, name in enumerate(node.input):
             if name and name not in visible:
-                raise ModelError(f"{label(node)}: input {position} is {name!r}, which nothing defines")
+                raise ModelError(f"{node_label(node)}: input {position} is {name!r}, which nothing defines")
         check_node(node)
         for inner in _subgraphs(node):
-            _check_graph(inner, frozenset(visible), check_node)
+            _check_graph(inner, frozenset(visible), check_node, folder)
     for value in graph.output:
         if value.name and value.name not in visible:
             raise ModelError(f"output {value.name!r} of {where} is defined by nothing")
@@ -128,23 +138,36 @@ def _no_cycle(graph: GraphProto, maker: Mapping[str, int]) -> None:
             if step is None:
                 state[path.pop()] = 2
             elif state[step] == 1:
-                names = [label(graph.node[i]) for i in path[path.index(step) :]]
+                names = [node_label(graph.node[i]) for i in path[path.index(step) :]]
                 raise ModelError(f"the graph has a cycle: {' reads the '.join([*names[:4], *(['...'] if len(names) > 4 else []), names[0]])}")
             else:
                 path.append(step)
 
 
-def _check_initializer(tensor: TensorProto) -> None:
+def _check_initializer(tensor: TensorProto, folder: Path | None) -> None:
     if any(d < 0 for d in tensor.dims):
         raise ModelError(f"initializer {tensor.name!r} has a negative dim: {list(tensor.dims)}")
-    if tensor.data_location == TensorProto.EXTERNAL or tensor.data_type in (TensorProto.UNDEFINED, TensorProto.STRING) or not tensor.HasField("raw_data"):
+    if tensor.data_type in (TensorProto.UNDEFINED, TensorProto.STRING):
         return
+    held: int | None = len(tensor.raw_data) if tensor.HasField("raw_data") else None
+    if tensor.data_location == TensorProto.EXTERNAL:
+        held = _external_bytes(tensor, folder)
     size = _bytes(tensor)
-    if size is not None and size != len(tensor.raw_data):
-        raise ModelError(f"initializer {tensor.name!r} holds {len(tensor.raw_data)} bytes, its shape {list(tensor.dims)} takes {size}")
+    if held is not None and size != held:
+        raise ModelError(f"initializer {tensor.name!r} holds {held} bytes, its shape {list(tensor.dims)} takes {size}")
 
 
-def _bytes(tensor: TensorProto) -> int | None:
+def _external_bytes(tensor: TensorProto, folder: Path | None) -> int | None:
+    """Bytes that the file beside the model holds for ``tensor``; None where only the file's end says so and it is long enough."""
+    info = ExternalDataInfo(tensor)
+    if info.length:
+        return int(info.length)
+    file = folder / info.location if folder is not None else None
+    left = file.stat().st_size - (info.offset or 0) if file is not None and file.is_file() else None
+    return None if left is None or left >= _bytes(tensor) else left
+
+
+def _bytes(tensor: TensorProto) -> int:
     name = TensorProto.DataType.Name(tensor.data_type)
     count = 1
     for dim in tensor.dims:

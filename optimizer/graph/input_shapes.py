@@ -39,8 +39,8 @@ class InputShapes:
         return {name: tuple(d if isinstance(d, int) else sizes[d] for d in dims) for name, dims in self.dims.items()}
 
 
-def parse_shapes(text: str, flag: str) -> dict[str, tuple[int, ...]]:
-    """``NAME:1x3x224x224,NAME2:[8,128]`` as a mapping. A name may contain colons: the last one before the numbers splits.
+def parse_shapes(text: str, flag: str = "input shapes") -> dict[str, tuple[int, ...]]:
+    """``NAME:1x3x224x224,NAME2:[8,128]`` as a mapping; nothing for an empty text. A name may contain colons: the last one before the numbers splits.
 
     Raises:
         UsageError: another form, or a name given twice; ``flag`` is named.
@@ -55,8 +55,6 @@ def parse_shapes(text: str, flag: str) -> dict[str, tuple[int, ...]]:
             raise UsageError(f"{flag}: input {entry['name']!r} is given twice")
         result[entry["name"]] = tuple(int(d) for d in re.findall(r"\d+", entry["dims"]))
         position = entry.end()
-    if not result:
-        raise UsageError(f"{flag}: a shape is missing, e.g. NAME:1x3x224x224")
     return result
 
 

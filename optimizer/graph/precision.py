@@ -28,12 +28,12 @@ class HalfReport:
     Attributes:
         converted: Labels of the nodes that compute in float16 now.
         casts: Number of Cast nodes that were added.
-        kept: Nodes that stayed float32 although their op could change, one record a reason, and ops that cannot.
+        refused: Nodes that stayed float32 although their op could change, one record a reason, and ops that cannot.
     """
 
     converted: tuple[str, ...] = ()
     casts: int = 0
-    kept: tuple[Refusal, ...] = ()
+    refused: tuple[Refusal, ...] = ()
 
 
 def to_half(view: View, shapes: Shapes, keep_io_types: bool = True, also: Collection[str] = ()) -> HalfReport:
@@ -50,8 +50,8 @@ def to_half(view: View, shapes: Shapes, keep_io_types: bool = True, also: Collec
     choices = Choices(view, shapes, also)
     choices.choose()
     if not choices.half_nodes:
-        return HalfReport(kept=choices.kept())
-    return HalfReport(tuple(n.label for n in choices.half_nodes), rewrite(view, choices, keep_io_types), choices.kept())
+        return HalfReport(refused=choices.refused())
+    return HalfReport(tuple(n.label for n in choices.half_nodes), rewrite(view, choices, keep_io_types), choices.refused())
 
 
 def correct_types(view: View, model: ModelProto) -> None:

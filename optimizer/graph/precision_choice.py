@@ -45,7 +45,7 @@ class Choices:
         """The nodes that change, in order."""
         return [n for n in self.order if self.choice.get(n) == HALF]
 
-    def kept(self) -> tuple[Refusal, ...]:
+    def refused(self) -> tuple[Refusal, ...]:
         """Why nodes did not change, one record a reason."""
         return tuple(Refusal("fp16", reason, tuple(nodes)) for reason, nodes in self._reasons.items())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -9,7 +11,7 @@ from onnx import ModelProto, numpy_helper, parser
 from onnx.backend.test.loader import load_model_tests
 
 from tilewright.optimizer.errors import ModelError
-from tilewright.optimizer.graph.check import check
+from tilewright.optimizer.graph.check import check_model
 
 BRANCHES = "<then_branch = t () => (float[2] a) { a = Relu(%s) }, else_branch = e () => (float[2] b) { b = Neg(x) }>"
 HEAD = '<ir_version: 8, opset_import: ["": 17]>\n'
@@ -41,14 +43,14 @@ def parse(body: str) -> ModelProto:
 )
 def test_fault(body: str, reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
-        check(parse(body))
+        check_model(parse(body))
 
 
 def test_missing_default_domain() -> None:
     model = parse("g (float[2] x) => (float[2] y) { y = Relu(x) }")
     del model.opset_import[:]
     with pytest.raises(ModelError, match="the model imports no opset of the default domain"):
-        check(model)
+        check_model(model)
 
 
 def test_initializer_with_too_few_bytes() -> None:
@@ -56,13 +58,30 @@ def test_initializer_with_too_few_bytes() -> None:
     model.graph.initializer.append(numpy_helper.from_array(np.zeros(2, np.float32), "w"))
     model.graph.initializer[0].raw_data = b"1234"
     with pytest.raises(ModelError, match=r"initializer 'w' holds 4 bytes, its shape \[2\] takes 8"):
-        check(model)
+        check_model(model)
+
+
+@pytest.mark.parametrize("length", [True, False])
+def test_external_data_that_is_too_short(tmp_path: Path, length: bool) -> None:
+    model = parse("g (float[3] x) => (float[3] y) { y = Add(x, w) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(3, np.float32), "w"))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    saved = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    check_model(saved, "m.onnx", tmp_path / "m.onnx")
+    entries = saved.graph.initializer[0].external_data
+    if length:
+        next(e for e in entries if e.key == "length").value = "8"
+    else:
+        del entries[next(i for i, e in enumerate(entries) if e.key == "length")]
+        (tmp_path / "m.data").write_bytes(b"12345678")
+    with pytest.raises(ModelError, match=r"m.onnx: initializer 'w' holds 8 bytes, its shape \[3\] takes 12"):
+        check_model(saved, "m.onnx", tmp_path / "m.onnx")
 
 
 def test_cycle_through_a_sub_graph() -> None:
     body = "g (bool c, float[2] x) => (float[2] y) { r = Relu(y)  y = If(c) " + BRANCHES % "r" + " }"
     with pytest.raises(ModelError, match="cycle"):
-        check(parse(body))
+        check_model(parse(body))
 
 
 @pytest.mark.parametrize(
@@ -76,19 +95,19 @@ def test_cycle_through_a_sub_graph() -> None:
     ],
 )
 def test_accepted(body: str) -> None:
-    check(parse(body))
+    check_model(parse(body))
 
 
 def test_local_function_and_duplicate_node_names() -> None:
     text = """<ir_version: 8, opset_import: ["": 17, "my": 1]>
     g (float[2] x) => (float[2] y) { [n] a = my.Double(x)  [n] y = Neg(a) }
     <domain: "my", opset_import: ["": 17]> Double (v) => (w) { w = Add(v, v) }"""
-    check(parser.parse_model(text))
+    check_model(parser.parse_model(text))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_every_backend_case_is_accepted() -> None:
     cases = load_model_tests(kind="node")
     for case in cases:
-        check(case.model)
+        check_model(case.model)
     assert len(cases) > 1500, onnx.__version__

@@ -20,6 +20,7 @@ def model() -> ModelProto:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ("", {}),
         ("x:1x3x224x224", {"x": (1, 3, 224, 224)}),
         ("x:1x3x4,mask:2x8", {"x": (1, 3, 4), "mask": (2, 8)}),
         ("x:1,3,4,mask:2,8", {"x": (1, 3, 4), "mask": (2, 8)}),
@@ -31,7 +32,7 @@ def test_parse_shapes(text: str, expected: dict[str, tuple[int, ...]]) -> None:
     assert parse_shapes(text, "--opt-shapes") == expected
 
 
-@pytest.mark.parametrize("text", ["", "x", "x:", "x:1x", "x:-1x3", "x:axb", ":1x3"])
+@pytest.mark.parametrize("text", [" ", "x", "x:", "x:1x", "x:-1x3", "x:axb", ":1x3"])
 def test_parse_shapes_refuses(text: str) -> None:
     with pytest.raises(UsageError, match="--min-shapes"):
         parse_shapes(text, "--min-shapes")

@@ -54,7 +54,7 @@ def ops(model: ModelProto) -> list[str]:
 
 
 def reasons(report: HalfReport) -> dict[str, tuple[str, ...]]:
-    return {k.reason: k.nodes for k in report.kept}
+    return {k.reason: k.nodes for k in report.refused}
 
 
 def run(model: ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -75,7 +75,7 @@ def test_one_cast_in_one_cast_out() -> None:
     model = build("c = Conv<pads=[1,1,1,1]>(x, w, b) r = Relu(c) m = MaxPool<kernel_shape=[2,2]>(r) y = Add(m, m)", CONV)
     result, report = convert(model)
     assert ops(result) == ["Cast", "Conv", "Relu", "MaxPool", "Add", "Cast"]
-    assert report.casts == 2 and len(report.converted) == 4 and report.kept == ()
+    assert report.casts == 2 and len(report.converted) == 4 and report.refused == ()
     assert [t.data_type for t in result.graph.initializer] == [HALF, HALF]
     assert [v.name for v in (*result.graph.input, *result.graph.output)] == ["x", "y"]
     close(model, result, {"x": floats(2, 4, 8, 9)})
@@ -135,7 +135,7 @@ def test_constants_out_of_range_keep_the_node(body: str, constant: float, reason
 def test_zero_and_infinite_constants_are_in_range() -> None:
     values = np.array([0, np.inf, -np.inf, 1], np.float32).reshape(1, 4, 1, 1)
     _, report = convert(build("c = Conv<pads=[1,1,1,1]>(x, w) y = Add(c, k)", CONV | {"k": values}))
-    assert report.kept == ()
+    assert report.refused == ()
 
 
 def test_a_mask_of_huge_negatives_reaches_softmax_in_float32() -> None:
@@ -154,7 +154,7 @@ def test_bounds_of_clip_saturate() -> None:
     constants = CONV | {"low": np.float32(0), "high": np.float32(3.4e38)}
     model = build("c = Conv<pads=[1,1,1,1]>(x, w) y = Clip(c, low, high)", constants)
     result, report = convert(model)
-    assert report.kept == () and ops(result) == ["Cast", "Conv", "Clip", "Cast"]
+    assert report.refused == () and ops(result) == ["Cast", "Conv", "Clip", "Cast"]
     high = next(t for t in result.graph.initializer if t.name == "high_fp16")
     assert numpy_helper.to_array(high) == np.float16(65504)
     close(model, result, {"x": floats(1, 4, 5, 5)})
@@ -221,7 +221,7 @@ def test_casts_of_integers_become_casts_to_float16_where_only_that_is_read() -> 
     arrays = {"w": floats(8, 8), "one": np.float32(1), "big": np.float32(-10000)}
     model = build(body, arrays, "float[B,8,8] x, int64[B,1,8] mask", outputs="float[?,?,?] y")
     result, report = convert(model)
-    assert report.casts == 2 and report.kept == ()
+    assert report.casts == 2 and report.refused == ()
     assert [n.attribute[0].i for n in result.graph.node if n.op_type == "Cast"][:2] == [HALF, HALF]
     close(model, result, {"x": floats(2, 8, 8), "mask": np.array([[[1, 1, 1, 1, 1, 0, 0, 0]], [[1, 1, 1, 0, 0, 0, 0, 0]]])})
 
