@@ -21,7 +21,7 @@ from .graph.check import check_model
 from .graph.inline import inline_anchors
 from .graph.input_shapes import InputShapes, overwrite, resolve
 from .graph.load import LoadedModel, load
-from .graph.precision import to_half
+from .graph.precision import correct_types, to_half
 from .graph.shapes import Shapes, infer
 from .graph.view import View
 from .jit.build import Image, build
@@ -165,8 +165,10 @@ def _canonicalize(run: Run, loaded: LoadedModel, inputs: InputShapes) -> Canonic
             changed = to_half(view, shapes, keep_io_types=config.keep_io_types)
             run.refusals += changed.refused
             half = bool(changed.converted)
-    touched = graph_changed(view.graph)
-    return Canonical(export_model(view) if touched else proto, touched or proto is not loaded.proto, half)
+    if graph_changed(view.graph):
+        proto = export_model(view)
+        correct_types(view, proto)
+    return Canonical(proto, proto is not loaded.proto, half)
 
 
 @dataclass

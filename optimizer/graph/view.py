@@ -130,25 +130,23 @@ def import_graph(proto: GraphProto, base_dir: Path | None = None, outer: dict[st
         scope[sparse.values.name] = Variable(sparse.values.name)
     inputs = [scope.setdefault(i.name, Variable(i.name)) for i in proto.input]
 
-    def read(name: str) -> Tensor:
+    # NOTE: all outputs first, since ONNX Runtime also takes graphs whose nodes are in no topological order.
+    for node in proto.node:
+        for name in filter(None, node.output):
+            scope.setdefault(name, Variable(name))
+
+    def tensor_of(name: str) -> Tensor:
         if not name:
             return Variable("")
-        if name in scope:
-            return scope[name]
-        if outer and name in outer:
-            return outer[name]
-        return scope.setdefault(name, Variable(name))
-
-    def write(name: str) -> Tensor:
-        return scope.setdefault(name, Variable(name)) if name else Variable("")
+        return scope[name] if name in scope else outer[name] if outer and name in outer else scope.setdefault(name, Variable(name))
 
     nodes = []
     for node in proto.node:
-        ins, outs = [read(n) for n in node.input], [write(n) for n in node.output]
-        visible = {**(outer or {}), **scope} if any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute) else {}
+        ins, outs = [tensor_of(n) for n in node.input], [tensor_of(n) for n in node.output]
+        visible = {**(outer or {}), **scope} if any(a.type == AttributeProto.GRAPH for a in node.attribute) else {}
         attrs = {a.name: _attribute(a, base_dir, visible) for a in node.attribute}
         nodes.append(Node(node.op_type, ins, outs, attrs, node.name, node.domain, origin=node))
-    graph = gs.Graph(nodes=nodes, inputs=inputs, outputs=[read(o.name) for o in proto.output], name=proto.name)
+    graph = gs.Graph(nodes=nodes, inputs=inputs, outputs=[tensor_of(o.name) for o in proto.output], name=proto.name)
     graph.origin = proto
     graph.constants = [t for t in scope.values() if isinstance(t, Constant)]
     return graph
