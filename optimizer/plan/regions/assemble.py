@@ -151,7 +151,7 @@ def _pointwise_stage(work: Assembly, node: Node) -> Stage | None:
         channels = work.made[source].channels
         stage = Stage("pointwise", source, source, channels, channels, ())
         for match in work.activations.get(source, ()):
-            if match.nodes[0] is node and match.slope is None:
+            if match.nodes[0] is node and match.slope is None and match.rank <= (work.shapes.rank(source) or 0):
                 return stage.extended(EpilogueOp("act", match.activation, nodes=match.nodes), match.nodes, match.nodes[-1].outputs[0])
         ops = pointwise_ops(stage, node, work.shapes)
         if ops and all(op.tensor is None or op.tensor in work.made for op in ops):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -18,12 +19,13 @@ Activations = Mapping[Tensor, Sequence[ActivationMatch]]
 
 
 def find_activations(graph: gs.Graph) -> Activations:
-    """Every activation idiom of ``graph`` by the tensor that it reads, larger idioms first."""
+    """Every activation idiom of ``graph`` by the tensor that it reads, larger idioms first; nodes in the graph's order."""
+    order = {node: i for i, node in enumerate(graph.nodes)}
     found: dict[Tensor, list[ActivationMatch]] = {}
     for node in graph.nodes:
         match = match_activation(graph, node)
         if match is not None:
-            found.setdefault(match.x, []).append(match)
+            found.setdefault(match.x, []).append(replace(match, nodes=tuple(sorted(match.nodes, key=order.__getitem__))))
     return {x: sorted(matches, key=lambda m: -len(m.nodes)) for x, matches in found.items()}
 
 
@@ -47,7 +49,7 @@ def _step(stage: Stage, graph: gs.Graph, shapes: Shapes, activations: Activation
         return None
     readers = set(consumers(tensor))
     for match in activations.get(tensor, ()):
-        if readers <= set(match.nodes):
+        if readers <= set(match.nodes) and match.rank <= (shapes.rank(tensor) or 0):
             vector = None if match.slope is None else channel_vector(match.slope, stage.channels_out, shapes.rank(tensor))
             if match.slope is not None and vector is None:
                 continue
