@@ -43,8 +43,18 @@ def streaming_us(device: DeviceSpec, nbytes: float) -> float:
     return device.launch_us + KERNEL_START_US + memory_us(device, nbytes) / POINTWISE_EFFICIENCY
 
 
-def vendor_us(device: DeviceSpec, compute: str, shape: GemmShape, nbytes: float) -> float:
-    """One convolution or matmul by the vendor's library as ONNX Runtime calls it."""
+def vendor_matmul_us(device: DeviceSpec, compute: str, shape: GemmShape, nbytes: float) -> float:
+    """One matmul by the vendor's library as ONNX Runtime calls it."""
     roof = max(shape.flops / device.vendor_tflops[compute] * 1e-6, memory_us(device, nbytes))
-    fill = min(1.0, math.ceil(shape.m / 128) * math.ceil(shape.n / 128) * shape.groups / device.sms)
-    return device.launch_us + max(device.vendor_floor_us, roof / max(fill, 0.1))
+    return device.launch_us + max(device.vendor_floor_us, roof / _fill(device, shape))
+
+
+def vendor_conv_us(device: DeviceSpec, compute: str, shape: GemmShape, nbytes: float) -> float:
+    """One convolution by the vendor's library as ONNX Runtime calls it, its changes of layout counted."""
+    roof = max(shape.flops / (device.vendor_tflops[compute] * device.conv_efficiency) * 1e-6, 2 * memory_us(device, nbytes))
+    return device.launch_us + max(device.conv_floor_us, roof / _fill(device, shape))
+
+
+def _fill(device: DeviceSpec, shape: GemmShape) -> float:
+    """Share of the SMs that tiles of 128 x 128 occupy, split reductions counted as a fourfold."""
+    return min(1.0, 4 * math.ceil(shape.m / 128) * math.ceil(shape.n / 128) * shape.groups / device.sms)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ..graph.shapes import Shapes
 from ..graph.view import Constant, Node, Tensor, View
 from ..target import DeviceSpec
-from .cost import GemmShape, streaming_us, vendor_us
+from .cost import GemmShape, streaming_us, vendor_conv_us, vendor_matmul_us
 from .sizes import Sizes
 
 # Ops that ONNX Runtime runs without a kernel of their own: views, constants, host-side shape arithmetic.
@@ -27,11 +27,11 @@ def _node_us(device: DeviceSpec, node: Node, shapes: Shapes, sizes: Sizes) -> fl
     width = 2 if any(shapes.dtype(t) == 10 for t in node.inputs) else 4
     nbytes = float(width * sum(elements))
     if node.standard(*MATMULS) and len(node.inputs) >= 2:
-        return vendor_us(device, "f16" if width == 2 else "tf32", _matmul(node, shapes, sizes), nbytes)
+        return vendor_matmul_us(device, "f16" if width == 2 else "tf32", _matmul(node, shapes, sizes), nbytes)
     if node.standard("Conv", "ConvTranspose") and len(node.inputs) >= 2 and isinstance(node.inputs[1], Constant):
         pixels = math.prod(sizes.of(node.outputs[0], shapes.rank(node.outputs[0]) or 4)) // max(1, node.inputs[1].shape[0])
         weights = math.prod(node.inputs[1].shape)
-        return vendor_us(device, "f16" if width == 2 else "tf32", GemmShape(pixels, node.inputs[1].shape[0], weights // max(1, node.inputs[1].shape[0])), nbytes)
+        return vendor_conv_us(device, "f16" if width == 2 else "tf32", GemmShape(pixels, node.inputs[1].shape[0], weights // max(1, node.inputs[1].shape[0])), nbytes)
     return streaming_us(device, nbytes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...target import DeviceSpec
-from ..cost import ELEMENT_BYTES, KERNEL_START_US, GemmShape, memory_us, streaming_us, vendor_us
+from ..cost import ELEMENT_BYTES, KERNEL_START_US, GemmShape, memory_us, streaming_us, vendor_conv_us
 from ..sizes import Sizes
 from .region import Region, Stage, Window
 from .tiles import Tile, choose_tile, tile_ladder, tile_us
@@ -82,7 +82,7 @@ class Pricing:
             after = self.pixels(stage, region.rank)[1]
             tensor = float(after * stage.channels_out * ELEMENT_BYTES[region.compute])
             if stage.kind == "conv":
-                total += vendor_us(self.device, region.compute, self.gemm(stage, region.rank), self.bytes(stage, region))
+                total += vendor_conv_us(self.device, region.compute, self.gemm(stage, region.rank), self.bytes(stage, region))
             elif stage.kind != "pointwise":
                 total += streaming_us(self.device, self.bytes(stage, region))
             free = 1 if stage.kind == "conv" else 0
