@@ -259,8 +259,10 @@ def single_use(graph: gs.Graph, tensor: Tensor) -> bool:
 
 def constant_value(tensor: Tensor) -> np.ndarray | None:
     """The values of a tensor that is known: an initializer or the output of a Constant node with a plain value; else None."""
+    values: np.ndarray | None
     if isinstance(tensor, Constant):
-        return tensor.values
+        values = tensor.values
+        return values
     node = producer(tensor)
     if node is None or not node.standard("Constant"):
         return None
@@ -268,7 +270,8 @@ def constant_value(tensor: Tensor) -> np.ndarray | None:
         if name in node.attrs:
             return np.array(node.attrs[name], dtype=kind)
     value = node.attrs.get("value")
-    return value.values if isinstance(value, Constant) else None
+    values = value.values if isinstance(value, Constant) else None
+    return values
 
 
 def constant_bytes(tensor: Tensor) -> int:
@@ -304,10 +307,18 @@ def replace_uses(tensor: Tensor, new: Tensor, graph: gs.Graph, keep: Iterable[No
         graph.outputs = [new if t is tensor else t for t in graph.outputs]
 
 
-def remove_node(graph: gs.Graph, node: Node) -> None:
-    """Takes ``node`` out of ``graph`` and unlinks its tensors."""
+def unlink(node: Node) -> None:
+    """Takes ``node`` and the nodes of its sub-graphs off the tensors that they read and make."""
+    for graph in subgraphs(node):
+        for inner in graph.nodes:
+            unlink(inner)
     node.inputs.clear()
     node.outputs.clear()
+
+
+def remove_node(graph: gs.Graph, node: Node) -> None:
+    """Takes ``node`` out of ``graph`` and unlinks its tensors."""
+    unlink(node)
     graph.nodes[:] = [n for n in graph.nodes if n is not node]
 
 
