@@ -58,8 +58,10 @@ class Trail:
 
     def owned(self, tensor: Tensor) -> bool:
         """Whether one node alone reads ``tensor``, which this graph makes; always so where the search is not strict."""
-        if not self.strict:
-            return True
+        return not self.strict or self.alone(tensor)
+
+    def alone(self, tensor: Tensor) -> bool:
+        """Whether one node alone reads ``tensor``, which this graph makes."""
         return len(set(consumers(tensor))) == 1 and not is_output(self.graph, tensor) and producer(tensor) in self.members
 
     def branch(self) -> Trail:
@@ -82,7 +84,7 @@ def factors_of(node: Node, trail: Trail) -> tuple[float, list[Tensor]] | None:
             c = c / value if node.op == "Div" and index == 1 else c * value
             continue
         inner = maker(tensor)
-        nested = factors_of(inner, trail) if inner is not None and inner.standard("Mul", "Div") and trail.owned(tensor) else None
+        nested = factors_of(inner, trail) if inner is not None and inner.standard("Mul", "Div") and trail.alone(tensor) else None
         if nested is None or inner is None:
             factors.append(tensor)
         else:

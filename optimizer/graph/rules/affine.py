@@ -40,9 +40,8 @@ def fold_after(ctx: Context, node: Node) -> list[str] | None:
         scale, shift = _AFTER[node.op, index](per_channel(values, op.channels, op.rank))
     fold_channels(ctx, op, scale, shift, "fold-scale-after")
     labels = [op.node.label, node.label]
-    out = node.outputs[0]
+    op.node.outputs = [node.outputs[0]]
     ctx.remove(node)
-    op.node.outputs = [out]
     return labels
 
 

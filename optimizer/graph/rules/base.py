@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ import onnx_graphsurgeon as gs
 import sympy
 
 from ...records import Applied, Refusal
-from ..view import Constant, Node, Tensor, Variable, View, constant_value, consumers, is_constant, producer, replace_uses, unlink
+from ..view import Constant, Node, Tensor, Variable, View, constant_value, consumers, is_constant, producer, replace_uses, subgraphs, unlink
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16)
 
@@ -171,20 +171,40 @@ class Context:
         replace_uses(old, new, self.graph)
 
     def become(self, node: Node, rule_name: str, op: str, inputs: Sequence[Tensor], attrs: Mapping[str, Any] | None = None) -> None:
-        """Makes ``node`` an ``op``; its name and outputs stay."""
+        """Makes ``node`` an ``op``; its name and outputs stay, and what only it needed goes."""
+        before = list(node.inputs)
         node.op, node.domain, node.rule = op, "", rule_name
         node.attrs = dict(attrs or {})
         node.inputs = list(inputs)
+        self._prune(before)
 
     def insert_before(self, anchor: Node, node: Node) -> None:
         """Puts a new node in front of ``anchor``."""
         self._inserted.setdefault(anchor, []).append(node)
         self.members.add(node)
 
-    def remove(self, node: Node) -> None:
-        """Takes ``node`` out of the graph."""
+    def is_dead(self, node: Node) -> bool:
+        """Whether nobody uses the results of ``node``, and it does nothing beside making them."""
+        return not _acts(node) and not any(t in self.pinned or t.outputs for t in node.outputs)
+
+    def remove(self, node: Node) -> list[str]:
+        """Takes ``node`` out of the graph, and what only it needed; the labels of both."""
+        labels, read = [node.label], list(dict.fromkeys(_reads(node)))
         unlink(node)
         self.members.discard(node)
+        return labels + self._prune(read)
+
+    def _prune(self, tensors: Sequence[Tensor]) -> list[str]:
+        labels: list[str] = []
+        pending = list(tensors)
+        while pending:
+            node = producer(pending.pop())
+            if node is not None and self.has(node) and self.is_dead(node):
+                labels.append(node.label)
+                pending += dict.fromkeys(_reads(node))
+                unlink(node)
+                self.members.discard(node)
+        return labels
 
     def forward(self, node: Node, source: Tensor, rule_name: str) -> bool:
         """Lets readers of the first output of ``node`` use ``source``, which has the same values, and removes ``node``.
@@ -205,10 +225,10 @@ class Context:
                 return False
             self.become(node, rule_name, "Identity", [source])
             return True
-        self.remove(node)
         index = next(i for i, t in enumerate(maker.outputs) if t is source)
-        replace_uses(source, out, self.graph)
         maker.outputs[index] = out
+        self.remove(node)
+        replace_uses(source, out, self.graph)
         maker.rule = maker.rule or rule_name
         return True
 
@@ -218,6 +238,18 @@ class Context:
         self._inserted.clear()
         inputs = set(self.graph.inputs)
         self.graph.constants = [c for c in self.graph.constants if c.outputs or c in self.pinned or c in inputs]
+
+
+def _acts(node: Node) -> bool:
+    """Whether the node may have an effect beside its outputs: it has none, or a body with such a node."""
+    return not any(t.name for t in node.outputs) or any(_acts(n) for g in subgraphs(node) for n in g.nodes)
+
+
+def _reads(node: Node) -> Iterator[Tensor]:
+    yield from node.inputs
+    for graph in subgraphs(node):
+        for inner in graph.nodes:
+            yield from _reads(inner)
 
 
 def folded_name(tensor: Tensor) -> str:

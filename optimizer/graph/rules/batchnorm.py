@@ -31,9 +31,8 @@ def fold_batchnorm(ctx: Context, node: Node) -> list[str] | None:
 def _absorb(ctx: Context, node: Node, op: ChannelOp, scale: np.ndarray, shift: np.ndarray) -> list[str]:
     fold_channels(ctx, op, scale, shift, "fold-batchnorm")
     labels = [op.node.label, node.label]
-    out = node.outputs[0]
+    op.node.outputs = [node.outputs[0]]
     ctx.remove(node)
-    op.node.outputs = [out]
     return labels
 
 

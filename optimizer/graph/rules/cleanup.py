@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from onnx import AttributeProto
 
-from ..view import Constant, Node, Tensor, constant_bytes, constant_value, is_constant, producer, subgraphs
+from ..view import Constant, Node, Tensor, constant_bytes, constant_value, is_constant, subgraphs
 from .base import Context, Refuse, optional, require, rule
 
 SAME_CONTENT_BYTES = 1024
@@ -23,34 +23,7 @@ _TO_THE_END = np.iinfo(np.int32).max
 @rule("remove-dead")
 def remove_dead(ctx: Context, node: Node) -> list[str] | None:
     """Removes a node whose results nobody uses, and then what only it needed."""
-    if not _is_dead(ctx, node):
-        return None
-    labels, pending = [], [node]
-    while pending:
-        dead = pending.pop()
-        if not ctx.has(dead) or not _is_dead(ctx, dead):
-            continue
-        labels.append(dead.label)
-        feeders = [producer(t) for t in dict.fromkeys(_reads(dead))]
-        ctx.remove(dead)
-        pending += [n for n in feeders if n is not None]
-    return labels
-
-
-def _is_dead(ctx: Context, node: Node) -> bool:
-    return not _acts(node) and not any(t in ctx.pinned or t.outputs for t in node.outputs)
-
-
-def _acts(node: Node) -> bool:
-    """Whether the node may have an effect beside its outputs: it has none, or a body with such a node."""
-    return not any(t.name for t in node.outputs) or any(_acts(n) for g in subgraphs(node) for n in g.nodes)
-
-
-def _reads(node: Node) -> Iterator[Tensor]:
-    yield from node.inputs
-    for graph in subgraphs(node):
-        for inner in graph.nodes:
-            yield from _reads(inner)
+    return ctx.remove(node) if ctx.is_dead(node) else None
 
 
 @rule("remove-identity", "Identity")

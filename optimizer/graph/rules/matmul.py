@@ -30,7 +30,6 @@ def matmul_add_to_gemm(ctx: Context, node: Node) -> list[str] | None:
     require(ctx.only_reader(product.outputs[0], node), "the intermediate result is used elsewhere")
     labels = [product.label, node.label]
     ctx.become(node, "matmul-add-to-gemm", "Gemm", [*product.inputs, bias])
-    ctx.remove(product)
     return labels
 
 

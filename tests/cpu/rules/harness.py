@@ -108,7 +108,7 @@ def feeds_for(model: ModelProto, seed: int = 0, dim: int = 3, scale: float = 3.0
         kind = info.type.tensor_type
         shape = [d.dim_value if d.HasField("dim_value") else dim for d in kind.shape.dim]
         dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
-        result[info.name] = (rng.standard_normal(shape) * scale).astype(dtype) if dtype.kind == "f" else rng.integers(0, 2, shape).astype(dtype)
+        result[info.name] = np.asarray((rng.standard_normal(shape) * scale) if dtype.kind == "f" else rng.integers(0, 2, shape), dtype)
     return result
 
 
