@@ -15,13 +15,21 @@ def export_view(view: View) -> ModelProto:
     model = ModelProto()
     model.CopyFrom(view.model)
     model.graph.CopyFrom(_graph(view.graph, view.graph.origin))
+    inputs = {i.name for i in model.graph.input}
+    if model.ir_version < 4 and any(t.name not in inputs for t in model.graph.initializer):
+        model.ir_version = 4  # older ones want every initializer among the inputs; newer ones let the caller override those that are
+        names = {t.name for t in model.graph.initializer}
+        kept = [i for i in model.graph.input if i.name not in names]
+        del model.graph.input[:]
+        model.graph.input.extend(kept)
     return model
 
 
 def _graph(graph: gs.Graph, origin: GraphProto) -> GraphProto:
-    result = GraphProto(name=origin.name, doc_string=origin.doc_string)
-    result.input.extend(origin.input)
-    result.output.extend(origin.output)
+    result = GraphProto()
+    result.CopyFrom(origin)
+    for field in ("node", "initializer", "sparse_initializer", "value_info"):
+        result.ClearField(field)
     for made, declared in zip(graph.outputs, result.output, strict=True):
         assert made.name == declared.name, f"output {declared.name} is called {made.name} now"
     inputs = {i.name for i in origin.input}
