@@ -76,7 +76,7 @@ def fold_before(ctx: Context, node: Node) -> list[str] | None:
     weight = (blocks * scale.reshape(spread)).reshape(op.weight.shape) if np.any(scale != 1.0) else None
     set_weights(ctx, op, weight, op.bias + added, "fold-scale-before")
     labels = [maker.label, node.label]
-    node.inputs[0] = x
+    ctx.rewire(node, [x, *node.inputs[1:]])
     return labels
 
 

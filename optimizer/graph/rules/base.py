@@ -172,9 +172,13 @@ class Context:
 
     def become(self, node: Node, rule_name: str, op: str, inputs: Sequence[Tensor], attrs: Mapping[str, Any] | None = None) -> None:
         """Makes ``node`` an ``op``; its name and outputs stay, and what only it needed goes."""
-        before = list(node.inputs)
         node.op, node.domain, node.rule = op, "", rule_name
         node.attrs = dict(attrs or {})
+        self.rewire(node, inputs)
+
+    def rewire(self, node: Node, inputs: Sequence[Tensor]) -> None:
+        """Gives ``node`` other inputs; what only it needed goes."""
+        before = list(node.inputs)
         node.inputs = list(inputs)
         self._prune(before)
 

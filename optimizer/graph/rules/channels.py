@@ -87,11 +87,13 @@ def set_weights(ctx: Context, op: ChannelOp, weight: np.ndarray | None, bias: np
         error = _norms(op, weight - rounded.astype(np.float64))
         require(bool(np.all(error <= _WORST_ROUNDING * _norms(op, weight))), f"the folded weight of a channel is too small for {rounded.dtype}")
     rounded_bias = fit(bias, op.weight.dtype, "bias")
+    inputs = list(node.inputs)
     if rounded is not None:
-        node.inputs[1] = ctx.constant(folded_name(node.inputs[1]), rounded)
+        inputs[1] = ctx.constant(folded_name(inputs[1]), rounded)
     if old_bias is not None or np.any(bias):
         name = folded_name(old_bias) if old_bias is not None else f"{node.name or node.outputs[0].name}_bias"
-        node.inputs = [*node.inputs[:2], ctx.constant(name, rounded_bias)]
+        inputs[2:] = [ctx.constant(name, rounded_bias)]
+    ctx.rewire(node, inputs)
     if node.op == "Gemm":
         node.attrs.pop("beta", None)
     node.rule = rule

@@ -74,7 +74,9 @@ def _is_own(ctx: Context, node: Node, index: int) -> bool:
 
 
 def _replace(ctx: Context, node: Node, index: int, values: np.ndarray, attribute: str, rule_name: str) -> list[str]:
-    node.inputs[index] = ctx.constant(folded_name(node.inputs[index]), values)
+    inputs = list(node.inputs)
+    inputs[index] = ctx.constant(folded_name(inputs[index]), values)
+    ctx.rewire(node, inputs)
     node.attrs.pop(attribute)
     node.rule = rule_name
     return [node.label]
