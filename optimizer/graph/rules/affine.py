@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..activations import match_activation
 from ..view import Node, consumers, is_constant, producer
 from .base import Context, require, rule
 from .channels import OPS, channel_op, feeder, fold_channels, per_channel, set_weights
@@ -47,11 +48,14 @@ def fold_after(ctx: Context, node: Node) -> list[str] | None:
 
 @rule("fold-scale-before", "Conv")
 def fold_before(ctx: Context, node: Node) -> list[str] | None:
-    """Replaces ``Conv(x * s, w, b)``, or ``x + s`` where nothing is padded, s constant for each channel, with ``Conv(x, w', b')``."""
+    """Replaces ``Conv(x * s, w, b)``, or ``x + s`` where nothing is padded, s constant for each channel, with ``Conv(x, w', b')``.
+
+    The last multiplication of an activation (``x * clip(x + 3, 0, 6) / 6``) stays with it.
+    """
     maker = producer(node.inputs[0])
     if maker is None or not maker.standard("Add", "Sub", "Mul", "Div") or not ctx.has(maker) or not ctx.builtin(maker):
         return None
-    index = _variable_operand(maker)
+    index = None if match_activation(ctx.graph, maker, ctx.members) else _variable_operand(maker)
     if index is None or (maker.op, index) not in _AFTER:
         return None
     x = maker.inputs[index]

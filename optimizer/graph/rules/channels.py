@@ -76,7 +76,8 @@ def feeder(ctx: Context, tensor: Tensor, reader: Node) -> ChannelOp | None:
 def fold_channels(ctx: Context, op: ChannelOp, scale: np.ndarray, shift: np.ndarray, rule: str) -> None:
     """Makes ``op`` compute ``scale * op + shift``, one float64 value of each for a channel; refuses where its type cannot hold the result."""
     changed = bool(np.any(scale != 1.0))
-    set_weights(ctx, op, _times(op, scale) if changed else None, op.bias * scale + shift, rule)
+    with np.errstate(all="ignore"):
+        set_weights(ctx, op, _times(op, scale) if changed else None, op.bias * scale + shift, rule)
 
 
 def set_weights(ctx: Context, op: ChannelOp, weight: np.ndarray | None, bias: np.ndarray, rule: str) -> None:

@@ -9,14 +9,14 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import AttributeProto
 
-from ..view import Constant, Node, Tensor, constant_bytes, constant_value, is_constant, subgraphs
+from ..view import Constant, Node, Tensor, constant_bytes, constant_value, consumers, is_constant, producer, subgraphs
 from .base import Context, Refuse, optional, require, rule
 
 SAME_CONTENT_BYTES = 1024
 """Constants up to this size count as equal, for :data:`merge_twins`, when their content is; larger ones when they are one tensor."""
 
 _RANDOM = ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
-_QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+_QUANTIZED = ("ConvInteger", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QuantizeLinear")
 _TO_THE_END = np.iinfo(np.int32).max
 
 
@@ -88,8 +88,11 @@ def _forward(ctx: Context, node: Node, source: Tensor, name: str) -> list[str]:
 
 @rule("merge-twins")
 def merge_twins(ctx: Context, node: Node) -> list[str] | None:
-    """Replaces a deterministic node that computes what an earlier one computed with the earlier one's results."""
-    if not node.standard() or not ctx.builtin(node) or node.op in (*_RANDOM, *_QUANTIZED, "Constant") or subgraphs(node):
+    """Replaces a deterministic node that computes what an earlier one computed with the earlier one's results.
+
+    Quantised ops and their neighbours stay: runtimes know them by patterns in which each has a scale of its own.
+    """
+    if not node.standard() or not ctx.builtin(node) or node.op in (*_RANDOM, "Constant") or subgraphs(node) or _belongs_to_quantization(node):
         return None
     if not onnx.defs.has(node.op) or not node.inputs or not any(t.name for t in node.outputs):
         return None
@@ -104,6 +107,11 @@ def merge_twins(ctx: Context, node: Node) -> list[str] | None:
             ctx.redirect(mine, its)
     ctx.remove(node)
     return labels
+
+
+def _belongs_to_quantization(node: Node) -> bool:
+    neighbours = [producer(t) for t in node.inputs] + [n for t in node.outputs for n in consumers(t)]
+    return any(n is not None and n.op in _QUANTIZED for n in (node, *neighbours))
 
 
 def _key(node: Node) -> Hashable:

@@ -2,7 +2,7 @@
 
 Only ops of :data:`DETERMINISTIC` are folded. Quantised weights stay as they are (QuantizeLinear, DequantizeLinear are not listed), and so do
 tensors that would make the file grow: a result may have :data:`SMALL` bytes, or as many as its operands, and a large weight that
-someone else reads too is not copied.
+other nodes go on reading is not copied (:data:`TINY` bytes aside).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import numpy as np
 import onnx
 
 from ..evaluate import EvaluationError, evaluate
-from ..view import Node, constant_bytes, constant_value, consumers, is_constant
+from ..view import Node, Tensor, constant_bytes, constant_value, consumers, is_constant
 from .base import Context, Refuse, require, rule, stored
 
 SMALL = 64 * 1024
+TINY = 1024
 
 _ARITHMETIC = (
     "Abs", "Add", "And", "Ceil", "Clip", "Cos", "Div", "Elu", "Equal", "Erf", "Exp", "Floor", "Greater", "GreaterOrEqual", "HardSigmoid", "IsInf", "IsNaN",
@@ -53,8 +54,7 @@ def fold_constants(ctx: Context, node: Node) -> list[str] | None:
         raise Refuse(str(cause)) from cause
     size = sum(v.nbytes for v in results)
     require(size <= limit, f"the result has {size} bytes, more than its operands")
-    shared = [t for t in operands if constant_bytes(t) > SMALL and (set(consumers(t)) != {node} or t in ctx.graph.inputs)]
-    require(size <= SMALL or not shared, "a large weight that other nodes read too would be copied")
+    require(size <= TINY or not any(_is_copied(ctx, t) for t in dict.fromkeys(operands)), "a weight that stays for other nodes would be copied")
     label = node.label
     ctx.freeze(node, dict(zip(outputs, results, strict=True)))
     return [label]
@@ -78,6 +78,17 @@ def fold_known_shape(ctx: Context, node: Node) -> list[str] | None:
     kind = np.int64 if dtype == onnx.TensorProto.INT64 else np.int32
     ctx.freeze(node, {out: np.array(values, dtype=kind).reshape([int(d) for d in shape])})
     return [label]
+
+
+def _is_copied(ctx: Context, operand: Tensor) -> bool:
+    """Whether results that hold the values of ``operand`` would come on top of it: other nodes go on reading it, or fold into more than it is."""
+    readers = list(dict.fromkeys(consumers(operand)))
+    if constant_bytes(operand) <= TINY or (len(readers) == 1 and operand not in ctx.graph.inputs):
+        return False
+    if operand in ctx.graph.inputs or not all(ctx.has(n) and n.standard(*DETERMINISTIC) and all(is_constant(t) for t in n.inputs if t.name) for n in readers):
+        return True
+    sizes = [_result_bytes(ctx, n) for n in readers]
+    return any(s is None for s in sizes) or sum(s or 0 for s in sizes) > constant_bytes(operand)
 
 
 def _result_bytes(ctx: Context, node: Node) -> int | None:

@@ -171,3 +171,12 @@ def test_integers_stay() -> None:
     m = model([node("Gemm", ["x", "w"], "c"), node("Mul", ["c", "s"], "y")], {"x": [2, 3]}, ["y"], {"w": np.ones((3, 4), np.int32), "s": np.int32(2)}, dtype=TensorProto.INT32)
     result = optimize(m)
     assert result.ops == ["Gemm", "Mul"] and "is int32" in result.reason(AFTER)
+
+
+@pytest.mark.parametrize("opset", [12, 17])
+def test_activation_in_front_of_a_conv_keeps_its_last_factor(opset: int) -> None:
+    nodes = [node("Add", ["x", "three"], "a"), node("Clip", ["a", "zero", "six"], "b"), node("Mul", ["x", "b"], "c"), node("Div", ["c", "six"], "d"), node("Conv", ["d", "w"], "y")]
+    constants = {"three": np.float32(3), "zero": np.float32(0), "six": np.float32(6), "w": weights(6, 4, 1, 1)}
+    result = optimize(model(nodes, {"x": [1, 4, 6, 5]}, ["y"], constants, opset=opset))
+    assert result.ops == (["Add", "Clip", "Mul", "Div", "Conv"] if opset < 14 else ["HardSwish", "Conv"])
+    check(result)

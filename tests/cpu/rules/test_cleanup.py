@@ -181,6 +181,19 @@ def test_twin_that_is_an_output_stays() -> None:
     assert result.ops == ["Exp", "Exp"] and "graph output" in result.reason("merge-twins")
 
 
+def test_scales_of_dynamic_quantisation_stay_apart() -> None:
+    """Each integer convolution multiplies by the product of its two scales; merging two such products breaks what a runtime looks for."""
+    nodes = [
+        node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        *(n for i in (0, 1) for n in (
+            node("Mul", ["s", "ws"], f"m{i}"), node("ConvInteger", ["q", f"w{i}", "z"], f"c{i}"), node("Cast", [f"c{i}"], f"f{i}", to=1), node("Mul", [f"f{i}", f"m{i}"], f"y{i}"),
+        )),
+    ]  # fmt: skip
+    constants = {"ws": np.float32(0.1), "w0": np.ones((2, 2, 1, 1), np.uint8), "w1": np.full((2, 2, 1, 1), 2, np.uint8)}
+    result = optimize(model(nodes, {"x": [1, 2, 3, 3]}, ["y0", "y1"], constants))
+    assert result.after.graph == result.before.graph
+
+
 def test_unknown_op_of_the_default_domain_is_passed_through() -> None:
     nodes = [node("DCNv2_TRT", ["x"], "a"), node("DCNv2_TRT", ["x"], "b"), node("Add", ["a", "b"], "c"), node("Identity", ["c"], "y")]
     m = model(nodes, {"x": [3]}, ["y"])

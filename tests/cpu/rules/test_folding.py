@@ -45,6 +45,26 @@ def test_transposed_weight_that_others_read_is_not_copied() -> None:
     assert result.counts["Transpose"] == 1 and "would be copied" in result.reason("fold-constants")
 
 
+def test_weight_that_is_cut_into_pieces() -> None:
+    """Gates of a recurrent layer are reordered by slicing: each slice is a reader, and all of them together are no more than the weight."""
+    nodes = [node("Slice", ["w", f"b{i}", f"b{i + 1}"], f"w{i}") for i in range(4)] + [node("Concat", ["w3", "w2", "w1", "w0"], "v", axis=0), node("MatMul", ["x", "v"], "y")]
+    constants = {"w": weights(200, 100)} | {f"b{i}": np.array([50 * i]) for i in range(5)}
+    result = optimize(model(nodes, {"x": ["n", 200]}, ["y"], constants))
+    assert result.ops == ["MatMul"] and len(result.after.graph.initializer) == 1
+    check(result)
+
+
+def test_weight_that_is_cut_into_pieces_in_two_branches_stays() -> None:
+    def branch(i: int) -> object:
+        nodes = [node("Slice", ["w", "low", "high"], f"s{i}"), node("MatMul", ["x", f"s{i}"], f"r{i}")]
+        return helper.make_graph(nodes, f"b{i}", [], [helper.make_tensor_value_info(f"r{i}", 1, [1, 100])])
+
+    constants = {"w": weights(200, 100), "low": np.array([50]), "high": np.array([250])}
+    m = model([node("If", ["c"], "y", then_branch=branch(0), else_branch=branch(1))], {"x": [1, 150], "c": []}, ["y"], constants, dtypes={"c": TensorProto.BOOL})
+    result = optimize(m)
+    assert result.after.graph == m.graph and "would be copied" in result.reason("fold-constants")
+
+
 @pytest.mark.parametrize(
     ("what", "constants"),
     [
