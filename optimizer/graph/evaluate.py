@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
-from onnx import AttributeProto
 
 from ..errors import TilewrightError
-from .view import Constant, Node
+from .protos import attribute_protos
+from .view import Node
 
 
 class EvaluationError(TilewrightError):
@@ -28,7 +28,7 @@ def evaluate(node: Node, inputs: Sequence[np.ndarray | None], opset: int) -> lis
         raise EvaluationError("a data type that NumPy does not have")
     names = ["" if v is None else f"i{k}" for k, v in enumerate(inputs)]
     made = onnx.NodeProto(op_type=node.op, input=names, output=[t.name and f"o{k}" for k, t in enumerate(node.outputs)])
-    made.attribute.extend(_attribute(node, key) for key in node.attrs)
+    made.attribute.extend(attribute_protos(node))
     feeds = {n: np.asarray(v, order="C") for n, v in zip(names, inputs) if v is not None}
     declared = [onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in feeds.items()]
     graph = onnx.helper.make_graph([made], "node", declared, [onnx.helper.make_empty_tensor_value_info(n) for n in made.output if n])
@@ -42,15 +42,3 @@ def evaluate(node: Node, inputs: Sequence[np.ndarray | None], opset: int) -> lis
         return [np.asarray(v) for v in session.run(None, feeds)]
     except Exception as cause:  # NOTE: ONNX Runtime's errors share no base class.
         raise EvaluationError(f"ONNX Runtime: {str(cause).splitlines()[0]}") from cause
-
-
-def _attribute(node: Node, key: str) -> AttributeProto:
-    value = node.attrs[key]
-    made: AttributeProto
-    if isinstance(value, AttributeProto):
-        return value
-    if isinstance(value, list) and not value and node.origin is not None:
-        made = next(a for a in node.origin.attribute if a.name == key)
-        return made
-    made = onnx.helper.make_attribute(key, onnx.numpy_helper.from_array(value.values) if isinstance(value, Constant) else value)
-    return made

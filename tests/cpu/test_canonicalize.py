@@ -15,9 +15,9 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from tests.cpu.rules.harness import check, feeds_for, model, node, optimize, run, weights
 from tests.export_view import export_view
-from tests.stub_shapes import StubShapes
 from tilewright.optimizer.graph import canonicalize as stage
 from tilewright.optimizer.graph.canonicalize import canonicalize
+from tilewright.optimizer.graph.shapes import infer
 from tilewright.optimizer.graph.view import View
 
 ROOT = Path(__file__).parents[2]
@@ -171,7 +171,7 @@ def test_names_of_tensors_stay_unique() -> None:
 
 def test_changed_nodes_carry_the_rule() -> None:
     view = View(mobile_block(17))
-    canonicalize(view, StubShapes(view))
+    canonicalize(view, infer(view))
     assert {n.rule for n in view.nodes() if not n.unchanged} >= {"fold-batchnorm", "spell-activation"} and all(n.rule for n in view.nodes() if not n.unchanged)
 
 
@@ -216,13 +216,13 @@ def test_opset_that_no_rule_knows(opset: int) -> None:
 def test_round_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "MAX_ROUNDS", 1)
     view = View(mobile_block(17))
-    report = canonicalize(view, StubShapes(view))
+    report = canonicalize(view, infer(view))
     assert report.rounds == 1 and report.applied
 
 
 def test_last_round_changes_nothing() -> None:
     view = View(mobile_block(17))
-    report = canonicalize(view, StubShapes(view), lambda: StubShapes(view))
+    report = canonicalize(view, infer(view), lambda: infer(view))
     assert 1 < report.rounds < stage.MAX_ROUNDS
 
 
@@ -232,7 +232,7 @@ def digest() -> str:
     state = hashlib.sha256()
     for m in models:
         view = View(m)
-        report = canonicalize(view, StubShapes(view), lambda view=view: StubShapes(view))
+        report = canonicalize(view, infer(view), lambda view=view: infer(view))
         state.update(export_view(view).SerializeToString(deterministic=True) + repr(report).encode())
     return state.hexdigest()
 

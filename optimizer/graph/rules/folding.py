@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 import onnx
+from onnx import TensorProto
 
 from ..evaluate import EvaluationError, evaluate
 from ..view import Node, Tensor, constant_bytes, constant_value, consumers, is_constant
@@ -62,12 +63,12 @@ def fold_constants(ctx: Context, node: Node) -> list[str] | None:
 
 @rule("fold-known-shape", *DETERMINISTIC)
 def fold_known_shape(ctx: Context, node: Node) -> list[str] | None:
-    """Replaces integer arithmetic on dims that are all known, starting with Shape, with its result."""
+    """Replaces arithmetic on dims that are all known, starting with Shape, with its result."""
     if len(node.outputs) != 1 or all(is_constant(t) for t in node.inputs if t.name):
         return None
     out = node.outputs[0]
     dtype, shape = ctx.dtype(out), ctx.shape(out)
-    if dtype not in (onnx.TensorProto.INT64, onnx.TensorProto.INT32) or shape is None or not all(isinstance(d, int) for d in shape):
+    if dtype not in (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL) or shape is None or not all(isinstance(d, int) for d in shape):
         return None
     values = ctx.ints(out)
     if values is None or len(values) != math.prod(int(d) for d in shape):
@@ -75,8 +76,7 @@ def fold_known_shape(ctx: Context, node: Node) -> list[str] | None:
     require(out not in ctx.pinned, "the result is a graph output")
     require(len(values) * 8 <= SMALL, "the result is large")
     label = node.label
-    kind = np.int64 if dtype == onnx.TensorProto.INT64 else np.int32
-    ctx.freeze(node, {out: np.array(values, dtype=kind).reshape([int(d) for d in shape])})
+    ctx.freeze(node, {out: np.array(values, dtype=onnx.helper.tensor_dtype_to_np_dtype(dtype)).reshape([int(d) for d in shape])})
     return [label]
 
 

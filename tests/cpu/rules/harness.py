@@ -12,8 +12,8 @@ import onnxruntime
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
 
 from tests.export_view import export_view
-from tests.stub_shapes import StubShapes
 from tilewright.optimizer.graph.canonicalize import CanonicalizeReport, canonicalize
+from tilewright.optimizer.graph.shapes import infer
 from tilewright.optimizer.graph.view import View
 
 Dims = Sequence[int | str]
@@ -76,13 +76,13 @@ def optimize(before: ModelProto, **options: bool) -> Result:
     """Canonicalizes ``before``; the result passes the checker, and doing it again changes nothing."""
     original = before.SerializeToString(deterministic=True)
     view = View(before, **options)
-    report = canonicalize(view, StubShapes(view), lambda: StubShapes(view))
+    report = canonicalize(view, infer(view), lambda: infer(view))
     after = export_view(view)
     assert before.SerializeToString(deterministic=True) == original, "the original was changed"
     if all(o.type.tensor_type.HasField("shape") for o in after.graph.output):
         onnx.checker.check_model(after, full_check=True)
     again = View(after, **options)
-    second = canonicalize(again, StubShapes(again), lambda: StubShapes(again))
+    second = canonicalize(again, infer(again), lambda: infer(again))
     assert second.applied == (), f"not idempotent: {second.applied}"
     return Result(before, after, report)
 

@@ -198,12 +198,12 @@ def test_unknown_op_of_the_default_domain_is_passed_through() -> None:
     nodes = [node("DCNv2_TRT", ["x"], "a"), node("DCNv2_TRT", ["x"], "b"), node("Add", ["a", "b"], "c"), node("Identity", ["c"], "y")]
     m = model(nodes, {"x": [3]}, ["y"])
     from tests.export_view import export_view
-    from tests.stub_shapes import StubShapes
     from tilewright.optimizer.graph.canonicalize import canonicalize
+    from tilewright.optimizer.graph.shapes import infer
     from tilewright.optimizer.graph.view import View
 
     view = View(m)
-    canonicalize(view, StubShapes(view), lambda: StubShapes(view))
+    canonicalize(view, infer(view), lambda: infer(view))
     after = export_view(view)
     assert [n.op_type for n in after.graph.node] == ["DCNv2_TRT", "DCNv2_TRT", "Add"] and after.graph.node[0] == m.graph.node[0]
 
