@@ -254,5 +254,3 @@ def _own_bounds(node: Node, trail: Trail) -> tuple[Tensor, float, float] | None:
     if trail.dtype == "float32":  # the largest float32 stands for "no bound" in the defaults of Clip
         low, high = (math.copysign(_INF, v) if abs(v) >= _LARGEST else v for v in (low, high))
     return (inner, low, high) if low <= high else None
-
-

@@ -15,7 +15,7 @@ from onnx import AttributeProto, GraphProto
 
 from ..records import Applied, Refusal
 from .rules import activation, affine, batchnorm, cleanup, folding, layout, matmul, pad
-from .rules.base import Context, Facts
+from .rules.context import Context, Facts
 from .view import Tensor, View
 
 FAMILIES: tuple[ModuleType, ...] = (cleanup, folding, layout, activation, pad, batchnorm, affine, matmul)

@@ -133,16 +133,33 @@ def random_model(seed: int) -> ModelProto:
         return m("Mul", x, m("Sigmoid", x)) if rng.random() < 0.5 else m("Div", m("Mul", m.clip(m("Add", x, m.const(3)), 0.0, 6.0), x), m.const(6))
 
     def layout(x: str) -> str:
-        return m("Transpose", m("Relu", m("Transpose", x, perm=[0, 2, 3, 1])) if rng.random() < 0.5 else m("Transpose", x, perm=[0, 2, 3, 1]), perm=[0, 3, 1, 2])
+        return m(
+            "Transpose", m("Relu", m("Transpose", x, perm=[0, 2, 3, 1])) if rng.random() < 0.5 else m("Transpose", x, perm=[0, 2, 3, 1]), perm=[0, 3, 1, 2]
+        )
 
     def cast(x: str) -> str:
         return m("Cast", m("Cast", x, to=int(rng.choice([11, 1]))), to=1)
 
     steps = [
-        affine, affine, conv, conv, conv, swish, layout, cast, lambda x: m.norm(x, 4), lambda x: m.norm(conv(x), 4), lambda x: m("Relu", x), lambda x: m("Identity", x),
-        lambda x: m("MaxPool", m.pad(m("Relu", x), [0, 0, 1, 1, 0, 0, 1, 1]), kernel_shape=[3, 3]), lambda x: m("AveragePool", x, kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
-        lambda x: m("Add", x, made[rng.integers(len(made))]), lambda x: m("Tanh", x), lambda x: m.clip(m("Relu", x), -1.0, 6.0), lambda x: m("Reshape", x, m.const([-1, 4, 6, 6], np.int64)),
-    ]  # fmt: skip
+        affine,
+        affine,
+        conv,
+        conv,
+        conv,
+        swish,
+        layout,
+        cast,
+        lambda x: m.norm(x, 4),
+        lambda x: m.norm(conv(x), 4),
+        lambda x: m("Relu", x),
+        lambda x: m("Identity", x),
+        lambda x: m("MaxPool", m.pad(m("Relu", x), [0, 0, 1, 1, 0, 0, 1, 1]), kernel_shape=[3, 3]),
+        lambda x: m("AveragePool", x, kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        lambda x: m("Add", x, made[rng.integers(len(made))]),
+        lambda x: m("Tanh", x),
+        lambda x: m.clip(m("Relu", x), -1.0, 6.0),
+        lambda x: m("Reshape", x, m.const([-1, 4, 6, 6], np.int64)),
+    ]
     for _ in range(14):
         source = made[-1] if rng.random() < 0.8 else made[rng.integers(len(made))]
         made.append(steps[rng.integers(len(steps))](source))
@@ -194,10 +211,15 @@ def test_nested_branches_are_rewritten_too() -> None:
 
 def test_loop_that_reads_what_folds_outside() -> None:
     body = helper.make_graph(
-        [node("Identity", ["cond"], "go"), node("Add", ["state", "step"], "next")], "body",
-        [helper.make_tensor_value_info("i", TensorProto.INT64, []), helper.make_tensor_value_info("cond", TensorProto.BOOL, []), helper.make_tensor_value_info("state", 1, [3])],
+        [node("Identity", ["cond"], "go"), node("Add", ["state", "step"], "next")],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("cond", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state", 1, [3]),
+        ],
         [helper.make_tensor_value_info("go", TensorProto.BOOL, []), helper.make_tensor_value_info("next", 1, [3])],
-    )  # fmt: skip
+    )
     m = model([node("Exp", ["w"], "step"), node("Loop", ["count", "", "x"], "y", body=body)], {"x": [3]}, ["y"], {"w": weights(3), "count": np.array(4)})
     result = optimize(m)
     assert result.ops == ["Loop"] and [t.name for t in result.after.graph.initializer] == ["count", "step"]
@@ -240,5 +262,8 @@ def digest() -> str:
 def test_result_does_not_depend_on_the_hash_seed() -> None:
     command = [sys.executable, "-c", "from tests.cpu.test_canonicalize import digest; print(digest())"]
     path = os.pathsep.join(str(p) for p in (ROOT, ROOT / "src"))
-    digests = {subprocess.run(command, env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": s}, capture_output=True, text=True, check=True).stdout for s in ("1", "2")}
+    digests = {
+        subprocess.run(command, env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": s}, capture_output=True, text=True, check=True).stdout
+        for s in ("1", "2")
+    }
     assert len(digests) == 1 and digests == {digest() + "\n"}

@@ -1,0 +1,1 @@
+"""The rule families of the canonicalize stage, one file each."""

@@ -14,12 +14,19 @@ from onnx import TensorProto
 
 from ..activations import ActivationMatch, match_activation, near_match
 from ..view import Node, Tensor
-from .base import Context, missing, require, rule
+from .base import require, rule
+from .context import Context, missing
 
 _OPS = {
-    "relu": ("Relu", 7), "clip": ("Clip", 7), "leaky_relu": ("LeakyRelu", 7), "hard_sigmoid": ("HardSigmoid", 7), "hard_swish": ("HardSwish", 14),
-    "mish": ("Mish", 18), "gelu": ("Gelu", 20), "gelu_tanh": ("Gelu", 20),
-}  # fmt: skip
+    "relu": ("Relu", 7),
+    "clip": ("Clip", 7),
+    "leaky_relu": ("LeakyRelu", 7),
+    "hard_sigmoid": ("HardSigmoid", 7),
+    "hard_swish": ("HardSwish", 14),
+    "mish": ("Mish", 18),
+    "gelu": ("Gelu", 20),
+    "gelu_tanh": ("Gelu", 20),
+}
 """Op of each kind and the first opset that has it (7 is the first that any rule sees)."""
 
 _ANY_FLOAT = ("relu", "clip")
@@ -37,7 +44,9 @@ def spell_activation(ctx: Context, node: Node) -> list[str] | None:
         return None
     kind, dtype = match.activation.kind, ctx.dtype(match.x)
     require(all(ctx.builtin(n) for n in match.nodes), "an op of it is a local function of the model")
-    require(dtype in (TensorProto.FLOAT, TensorProto.FLOAT16) or (dtype == TensorProto.DOUBLE and kind in _ANY_FLOAT), "its data type is unknown or has no such op")
+    require(
+        dtype in (TensorProto.FLOAT, TensorProto.FLOAT16) or (dtype == TensorProto.DOUBLE and kind in _ANY_FLOAT), "its data type is unknown or has no such op"
+    )
     require(match.rank == 0 or match.rank <= (ctx.rank(match.x) or 0), "a constant may add dims to the result")
     labels = [n.label for n in match.nodes]
     inputs, attrs = _arguments(ctx, match, dtype or 0)

@@ -8,8 +8,9 @@ import numpy as np
 
 from ..activations import match_activation
 from ..view import Node, consumers, is_constant, producer
-from .base import Context, require, rule
+from .base import require, rule
 from .channels import OPS, channel_op, feeder, fold_channels, per_channel, set_weights
+from .context import Context
 
 _Pair = tuple[np.ndarray, np.ndarray]
 _AFTER: dict[tuple[str, int], Callable[[np.ndarray], _Pair]] = {

@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..view import Node, producer
-from .base import Context, require, rule
+from .base import require, rule
 from .channels import ChannelOp, feeder, fold_channels
+from .context import Context
 
 
 @rule("fold-batchnorm", "BatchNormalization")

@@ -12,7 +12,8 @@ import ml_dtypes
 import numpy as np
 
 from ..view import Node, Tensor, producer
-from .base import Context, folded_name, optional, require
+from .base import require
+from .context import Context, folded_name, optional
 
 OPS = ("Conv", "ConvTranspose", "Gemm")
 _WORST_ROUNDING = 2.0**-8  # relative error of a channel after rounding; only underflow exceeds it

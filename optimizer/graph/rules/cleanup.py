@@ -10,7 +10,8 @@ import onnx_graphsurgeon as gs
 from onnx import AttributeProto
 
 from ..view import Constant, Node, Tensor, constant_bytes, constant_value, consumers, is_constant, producer, subgraphs
-from .base import Context, Refuse, optional, require, rule
+from .base import Refuse, require, rule
+from .context import Context, optional
 
 SAME_CONTENT_BYTES = 1024
 """Constants up to this size count as equal, for :data:`merge_twins`, when their content is; larger ones when they are one tensor."""

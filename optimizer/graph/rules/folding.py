@@ -15,24 +15,27 @@ from onnx import TensorProto
 
 from ..evaluate import EvaluationError, evaluate
 from ..view import Node, Tensor, constant_bytes, constant_value, consumers, is_constant
-from .base import Context, Refuse, require, rule, stored
+from .base import Refuse, require, rule
+from .context import Context, stored
 
 SMALL = 64 * 1024
 TINY = 1024
 
+# fmt: off
 _ARITHMETIC = (
     "Abs", "Add", "And", "Ceil", "Clip", "Cos", "Div", "Elu", "Equal", "Erf", "Exp", "Floor", "Greater", "GreaterOrEqual", "HardSigmoid", "IsInf", "IsNaN",
     "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "PRelu", "Reciprocal", "Relu", "Round",
     "Sigmoid", "Sign", "Sin", "Softplus", "Sqrt", "Sub", "Sum", "Tanh", "Where", "Xor",
 )
 _MOVEMENT = (
-    "Compress", "Concat", "ConstantOfShape", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Pad", "Range", "Reshape", "Shape",
-    "Size", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze",
+    "Compress", "Concat", "ConstantOfShape", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Pad", "Range", "Reshape", "Shape", "Size", "Slice",
+    "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze",
 )
 _REDUCTIONS = (
     "ArgMax", "ArgMin", "CumSum", "Gemm", "MatMul", "NonZero", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
     "ReduceSumSquare", "ScatterElements", "ScatterND", "Softmax",
 )
+# fmt: on
 DETERMINISTIC = (*_ARITHMETIC, *_MOVEMENT, *_REDUCTIONS, "Cast", "CastLike")
 _GROWING = (*_ARITHMETIC, "ConstantOfShape", "Expand", "Gather", "GatherElements", "GatherND", "MatMul", "Pad", "Range", "Tile")
 
@@ -85,10 +88,15 @@ def _is_copied(ctx: Context, operand: Tensor) -> bool:
     readers = list(dict.fromkeys(consumers(operand)))
     if constant_bytes(operand) <= TINY or (len(readers) == 1 and operand not in ctx.graph.inputs):
         return False
-    if operand in ctx.graph.inputs or not all(ctx.has(n) and n.standard(*DETERMINISTIC) and all(is_constant(t) for t in n.inputs if t.name) for n in readers):
+    if operand in ctx.graph.inputs or not all(_may_fold(ctx, n) for n in readers):
         return True
     sizes = [_result_bytes(ctx, n) for n in readers]
     return any(s is None for s in sizes) or sum(s or 0 for s in sizes) > constant_bytes(operand)
+
+
+def _may_fold(ctx: Context, node: Node) -> bool:
+    constant = all(is_constant(t) for t in node.inputs if t.name)
+    return constant and ctx.has(node) and node.standard(*DETERMINISTIC) and not any(t in ctx.pinned for t in node.outputs)
 
 
 def _result_bytes(ctx: Context, node: Node) -> int | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from onnx import TensorProto
 
 from ..view import Constant, Node, Tensor, producer
-from .base import Context, optional, require, rule
+from .base import require, rule
+from .context import Context, optional
 
 _F16, _BF16, _F32, _F64 = (int(t) for t in (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE))
 _INTEGERS: dict[int, tuple[int, int]] = {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..view import Node, constant_bytes, consumers, is_constant, producer
-from .base import FLOATS, Context, folded_name, optional, require, rule
+from .base import require, rule
 from .channels import fit
+from .context import FLOATS, Context, folded_name, optional
 
 LARGEST_COPY = 256 * 1024 * 1024
 """Weights above this size, bytes, are not rewritten for the sake of form."""

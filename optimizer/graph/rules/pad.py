@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..view import Node, Tensor, constant_value, is_constant, producer
-from .base import Context, Refuse, optional, require, rule
+from .base import Refuse, require, rule
+from .context import Context, optional
 
 _NOT_NEGATIVE = ("Abs", "Exp", "HardSigmoid", "Relu", "Sigmoid", "Softmax", "Softplus", "Sqrt")
 _KEEPS_SIGN = ("Flatten", "GlobalAveragePool", "GlobalMaxPool", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")

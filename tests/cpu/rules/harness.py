@@ -24,16 +24,27 @@ def node(op: str, inputs: Iterable[str], outputs: Iterable[str] | str, **attrs: 
     return helper.make_node(op, list(inputs), [outputs] if isinstance(outputs, str) else list(outputs), **attrs)
 
 
-def model(nodes: Iterable[NodeProto], inputs: Mapping[str, Dims], outputs: Iterable[str], constants: Mapping[str, np.ndarray] | None = None, *, opset: int = 17,
-          dtype: int = TensorProto.FLOAT, ir: int = 8, dtypes: Mapping[str, int] | None = None, functions: Sequence[FunctionProto] = ()) -> ModelProto:
+def model(
+    nodes: Iterable[NodeProto],
+    inputs: Mapping[str, Dims],
+    outputs: Iterable[str],
+    constants: Mapping[str, np.ndarray] | None = None,
+    *,
+    opset: int = 17,
+    dtype: int = TensorProto.FLOAT,
+    ir: int = 8,
+    dtypes: Mapping[str, int] | None = None,
+    functions: Sequence[FunctionProto] = (),
+) -> ModelProto:
     """A model; outputs have the shapes that ONNX infers. ``dtypes`` gives inputs and outputs that are not ``dtype``."""
     kinds = dict(dtypes or {})
     graph = helper.make_graph(
-        list(nodes), "g",
+        list(nodes),
+        "g",
         [helper.make_tensor_value_info(k, kinds.get(k, dtype), list(v)) for k, v in inputs.items()],
         [helper.make_tensor_value_info(o, kinds.get(o, dtype), None) for o in outputs],
         [onnx.numpy_helper.from_array(np.array(v, order="C"), k) for k, v in (constants or {}).items()],
-    )  # fmt: skip
+    )
     domains = sorted({n.domain for n in graph.node if n.domain})
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)], ir_version=ir)
     made.functions.extend(functions)

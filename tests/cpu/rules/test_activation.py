@@ -34,14 +34,14 @@ def test_spelling(opset: int, kind: str, name: str) -> None:
 
     result = optimize(m)
     check(result)
-    plain = kind.split("(")[0]
+    plain = kind.split("(", maxsplit=1)[0]
     op, since = SINCE.get(plain, (OPS.get(plain, ""), 7))
     if op and opset >= since:
         assert result.ops == ["Tanh", "Mul", op]
     again = View(result.after)
     match = match_activation(again.graph, producer(again.graph.outputs[0]))
-    assert match is not None and match.x.name == "x"
-    assert match.activation.kind == plain and match.activation.a == pytest.approx(float(kind.split("(")[1].split(",")[0]) if "(" in kind else 0.0, rel=1e-4)
+    a = float(kind.removeprefix(f"{plain}(").partition(",")[0]) if "(" in kind else 0.0
+    assert match is not None and match.x.name == "x" and match.activation.kind == plain and match.activation.a == pytest.approx(a, rel=1e-4)
 
 
 @pytest.mark.parametrize(("kind", "name"), [(k, n) for o, k, n in CASES if o == 20])
@@ -51,7 +51,7 @@ def test_half_precision(kind: str, name: str) -> None:
     check(result, bound=3e-3)
     view = View(result.after)
     match = match_activation(view.graph, producer(view.graph.outputs[0]))
-    assert match is not None and match.activation.kind == kind.split("(")[0] and match.x.name == "x"
+    assert match is not None and match.activation.kind == kind.split("(", maxsplit=1)[0] and match.x.name == "x"
 
 
 @pytest.mark.parametrize("kind", ["hard_swish", "gelu", "mish", "leaky_relu(0.1,0)"])
@@ -63,8 +63,15 @@ def test_double_precision_keeps_its_ops(kind: str) -> None:
 
 
 def test_intermediate_result_used_elsewhere() -> None:
-    nodes = [node("Sigmoid", ["x"], "s"), node("Mul", ["x", "s"], "y"), node("Add", ["x", "c3"], "a"), node("Clip", ["a", "c0", "c6"], "r"), node("Mul", ["x", "r"], "p"),
-             node("Div", ["p", "c6"], "y"), node("Neg", ["r"], "z")]  # fmt: skip
+    nodes = [
+        node("Sigmoid", ["x"], "s"),
+        node("Mul", ["x", "s"], "y"),
+        node("Add", ["x", "c3"], "a"),
+        node("Clip", ["a", "c0", "c6"], "r"),
+        node("Mul", ["x", "r"], "p"),
+        node("Div", ["p", "c6"], "y"),
+        node("Neg", ["r"], "z"),
+    ]
     m = activation_model(nodes[2:])
     m.graph.output.add().CopyFrom(m.graph.output[0])
     m.graph.output[1].name = "z"
@@ -88,7 +95,12 @@ WRONG = {
     "gate of another tensor": [node("Sigmoid", ["v"], "s"), node("Mul", ["x", "s"], "y")],
     "quick gelu": [node("Mul", ["x", "c1.702"], "a"), node("Sigmoid", ["a"], "s"), node("Mul", ["x", "s"], "y")],
     "gelu of another width": [node("Erf", ["x"], "e"), node("Add", ["e", "c1"], "g"), node("Mul", ["x", "g"], "m"), node("Mul", ["m", "c0.5"], "y")],
-    "gelu of half the height": [node("Div", ["x", "c1.4142135623730951"], "t"), node("Erf", ["t"], "e"), node("Add", ["e", "c1"], "g"), node("Mul", ["x", "g"], "y")],
+    "gelu of half the height": [
+        node("Div", ["x", "c1.4142135623730951"], "t"),
+        node("Erf", ["t"], "e"),
+        node("Add", ["e", "c1"], "g"),
+        node("Mul", ["x", "g"], "y"),
+    ],
     "slope above one": [node("Mul", ["x", "c1.5"], "m"), node("Max", ["x", "m"], "y")],
     "softplus of another tensor": [node("Softplus", ["v"], "p"), node("Tanh", ["p"], "t"), node("Mul", ["x", "t"], "y")],
     "maximum of two tensors": [node("Max", ["x", "v"], "y")],
@@ -123,7 +135,13 @@ def test_scalars_of_any_rank(shape: tuple[int, ...]) -> None:
 
 
 def test_integers_stay() -> None:
-    m = model([node("Max", ["x", "zero"], "a"), node("Clip", ["a", "zero", "top"], "y")], {"x": [4]}, ["y"], {"zero": np.array(0), "top": np.array(6)}, dtype=TensorProto.INT64)
+    m = model(
+        [node("Max", ["x", "zero"], "a"), node("Clip", ["a", "zero", "top"], "y")],
+        {"x": [4]},
+        ["y"],
+        {"zero": np.array(0), "top": np.array(6)},
+        dtype=TensorProto.INT64,
+    )
     assert optimize(m).ops == ["Max", "Clip"]
 
 
@@ -142,7 +160,12 @@ def test_largest_float_is_no_bound() -> None:
 def test_activation_in_a_branch_of_a_tensor_from_outside() -> None:
     from onnx import helper
 
-    branches = [helper.make_graph([node("Sigmoid", ["x"], f"s{i}"), node("Mul", ["x", f"s{i}"], f"r{i}")], f"b{i}", [], [helper.make_tensor_value_info(f"r{i}", 1, [3])]) for i in (0, 1)]
+    branches = [
+        helper.make_graph(
+            [node("Sigmoid", ["x"], f"s{i}"), node("Mul", ["x", f"s{i}"], f"r{i}")], f"b{i}", [], [helper.make_tensor_value_info(f"r{i}", 1, [3])]
+        )
+        for i in (0, 1)
+    ]
     view = View(model([node("If", ["c"], "y", then_branch=branches[0], else_branch=branches[1])], {"x": [3], "c": []}, ["y"], dtypes={"c": TensorProto.BOOL}))
     body = view.graph.nodes[0].attrs["then_branch"]
     match = match_activation(body, body.nodes[-1])

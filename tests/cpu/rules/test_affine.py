@@ -29,9 +29,14 @@ def test_constant_on_the_left(op: str, folds: bool) -> None:
     check(result)
 
 
-@pytest.mark.parametrize(("op", "shape", "dims", "attrs"), [
-    ("ConvTranspose", (4, 3, 2, 2), [1, 4, 5, 5], {"group": 2}), ("Conv", (6, 1, 3), [1, 6, 9], {"group": 6}), ("Conv", (6, 4, 2, 2, 2), [1, 4, 3, 4, 5], {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("op", "shape", "dims", "attrs"),
+    [
+        ("ConvTranspose", (4, 3, 2, 2), [1, 4, 5, 5], {"group": 2}),
+        ("Conv", (6, 1, 3), [1, 6, 9], {"group": 6}),
+        ("Conv", (6, 4, 2, 2, 2), [1, 4, 3, 4, 5], {}),
+    ],
+)
 def test_after_other_convs(op: str, shape: tuple[int, ...], dims: list[int], attrs: dict[str, int]) -> None:
     scale = {"s": weights(6, *[1] * (len(shape) - 2)) + 3, "t": weights(1, 6, *[1] * (len(shape) - 2))}
     nodes = [node(op, ["x", "w"], "c", **attrs), node("Mul", ["c", "s"], "d"), node("Add", ["d", "t"], "y")]
@@ -61,7 +66,12 @@ SHAPES = {
 @pytest.mark.parametrize("case", SHAPES)
 def test_t1_constant_that_is_no_bias(case: str) -> None:
     shape, reason = SHAPES[case]
-    m = model([node("Conv", ["x", "w"], "c", group=4), node("Add", ["c", "s"], "y")], {"x": [1, 136, 28, 28]}, ["y"], {"w": weights(136, 34, 1, 1), "s": weights(*shape)})
+    m = model(
+        [node("Conv", ["x", "w"], "c", group=4), node("Add", ["c", "s"], "y")],
+        {"x": [1, 136, 28, 28]},
+        ["y"],
+        {"w": weights(136, 34, 1, 1), "s": weights(*shape)},
+    )
     result = optimize(m)
     assert result.ops == ["Conv", "Add"] and reason in result.reason(AFTER)
     check(result)
@@ -93,12 +103,15 @@ def test_half_precision_beyond_the_range() -> None:
     assert result.ops == ["Conv", "Mul"] and "beyond the range of float16" in result.reason(AFTER)
 
 
-@pytest.mark.parametrize(("nodes", "outputs", "reason"), [
-    ([node("Conv", ["x", "w"], "c"), node("Mul", ["c", "s"], "d"), node("Add", ["c", "d"], "y")], ["y"], "used elsewhere"),
-    ([node("Conv", ["x", "w"], "c"), node("Mul", ["c", "s"], "y")], ["y", "c"], "is a graph output"),
-    ([node("Conv", ["x", "v"], "c"), node("Mul", ["c", "s"], "y")], ["y"], "the weight 'v' is not constant"),
-    ([node("Conv", ["x", "w", "u"], "c"), node("Mul", ["c", "s"], "y")], ["y"], "the bias 'u' is not constant"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("nodes", "outputs", "reason"),
+    [
+        ([node("Conv", ["x", "w"], "c"), node("Mul", ["c", "s"], "d"), node("Add", ["c", "d"], "y")], ["y"], "used elsewhere"),
+        ([node("Conv", ["x", "w"], "c"), node("Mul", ["c", "s"], "y")], ["y", "c"], "is a graph output"),
+        ([node("Conv", ["x", "v"], "c"), node("Mul", ["c", "s"], "y")], ["y"], "the weight 'v' is not constant"),
+        ([node("Conv", ["x", "w", "u"], "c"), node("Mul", ["c", "s"], "y")], ["y"], "the bias 'u' is not constant"),
+    ],
+)
 def test_refused(nodes: list[object], outputs: list[str], reason: str) -> None:
     m = model(nodes, {"x": [1, 2, 3, 3], "v": [2, 2, 1, 1], "u": [2]}, outputs, {"w": weights(2, 2, 1, 1), "s": np.float32(3)})
     result = optimize(m)
@@ -106,7 +119,9 @@ def test_refused(nodes: list[object], outputs: list[str], reason: str) -> None:
 
 
 def test_gemm_whose_bias_varies_by_row() -> None:
-    m = model([node("Gemm", ["x", "w", "b"], "c"), node("Mul", ["c", "s"], "y")], {"x": [3, 4]}, ["y"], {"w": weights(4, 5), "b": weights(3, 1), "s": np.float32(2)})
+    m = model(
+        [node("Gemm", ["x", "w", "b"], "c"), node("Mul", ["c", "s"], "y")], {"x": [3, 4]}, ["y"], {"w": weights(4, 5), "b": weights(3, 1), "s": np.float32(2)}
+    )
     result = optimize(m)
     assert result.ops == ["Gemm", "Mul"] and "bias is not one value for each channel" in result.reason(AFTER)
 
@@ -122,9 +137,17 @@ def test_shift_leaves_the_weight_alone() -> None:
     assert result.after.graph.node[0].input[1] == "w" and len(result.after.graph.initializer) == 2
 
 
-@pytest.mark.parametrize(("op", "pads", "shape"), [
-    ("Mul", [1, 1, 1, 1], (4, 1, 1)), ("Div", [1, 0, 2, 1], (1, 4, 1, 1)), ("Mul", [1, 1, 1, 1], ()), ("Add", [0, 0, 0, 0], (4, 1, 1)), ("Sub", [0, 0, 0, 0], (1,)), ("Sub", [0, 0, 0, 0], ()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("op", "pads", "shape"),
+    [
+        ("Mul", [1, 1, 1, 1], (4, 1, 1)),
+        ("Div", [1, 0, 2, 1], (1, 4, 1, 1)),
+        ("Mul", [1, 1, 1, 1], ()),
+        ("Add", [0, 0, 0, 0], (4, 1, 1)),
+        ("Sub", [0, 0, 0, 0], (1,)),
+        ("Sub", [0, 0, 0, 0], ()),
+    ],
+)
 @pytest.mark.parametrize("group", [1, 2])
 def test_before_conv(op: str, pads: list[int], shape: tuple[int, ...], group: int) -> None:
     nodes = [node(op, ["x", "s"], "a"), node("Conv", ["a", "w", "b"], "y", pads=pads, group=group)]
@@ -134,7 +157,9 @@ def test_before_conv(op: str, pads: list[int], shape: tuple[int, ...], group: in
 
 
 def test_difference_from_a_constant_before_conv() -> None:
-    result = optimize(model([node("Sub", ["s", "x"], "a"), node("Conv", ["a", "w"], "y")], {"x": [1, 4, 6, 5]}, ["y"], {"w": weights(6, 4, 3, 3), "s": weights(4, 1, 1)}))
+    result = optimize(
+        model([node("Sub", ["s", "x"], "a"), node("Conv", ["a", "w"], "y")], {"x": [1, 4, 6, 5]}, ["y"], {"w": weights(6, 4, 3, 3), "s": weights(4, 1, 1)})
+    )
     assert result.ops == ["Conv"]
     check(result)
 
@@ -149,7 +174,11 @@ def test_normalised_image_before_conv() -> None:
 
 @pytest.mark.parametrize("attrs", [{"pads": [0, 1, 0, 0]}, {"auto_pad": "SAME_UPPER"}])
 def test_addition_before_padding_stays(attrs: dict[str, object]) -> None:
-    result = optimize(model([node("Add", ["x", "s"], "a"), node("Conv", ["a", "w"], "y", **attrs)], {"x": [1, 4, 6, 5]}, ["y"], {"w": weights(6, 4, 3, 3), "s": np.float32(2)}))
+    result = optimize(
+        model(
+            [node("Add", ["x", "s"], "a"), node("Conv", ["a", "w"], "y", **attrs)], {"x": [1, 4, 6, 5]}, ["y"], {"w": weights(6, 4, 3, 3), "s": np.float32(2)}
+        )
+    )
     assert result.ops == ["Add", "Conv"] and "comes before padding" in result.reason(BEFORE)
     check(result)
 
@@ -168,14 +197,26 @@ def test_scaled_tensor_that_others_read_too() -> None:
 
 
 def test_integers_stay() -> None:
-    m = model([node("Gemm", ["x", "w"], "c"), node("Mul", ["c", "s"], "y")], {"x": [2, 3]}, ["y"], {"w": np.ones((3, 4), np.int32), "s": np.int32(2)}, dtype=TensorProto.INT32)
+    m = model(
+        [node("Gemm", ["x", "w"], "c"), node("Mul", ["c", "s"], "y")],
+        {"x": [2, 3]},
+        ["y"],
+        {"w": np.ones((3, 4), np.int32), "s": np.int32(2)},
+        dtype=TensorProto.INT32,
+    )
     result = optimize(m)
     assert result.ops == ["Gemm", "Mul"] and "is int32" in result.reason(AFTER)
 
 
 @pytest.mark.parametrize("opset", [12, 17])
 def test_activation_in_front_of_a_conv_keeps_its_last_factor(opset: int) -> None:
-    nodes = [node("Add", ["x", "three"], "a"), node("Clip", ["a", "zero", "six"], "b"), node("Mul", ["x", "b"], "c"), node("Div", ["c", "six"], "d"), node("Conv", ["d", "w"], "y")]
+    nodes = [
+        node("Add", ["x", "three"], "a"),
+        node("Clip", ["a", "zero", "six"], "b"),
+        node("Mul", ["x", "b"], "c"),
+        node("Div", ["c", "six"], "d"),
+        node("Conv", ["d", "w"], "y"),
+    ]
     constants = {"three": np.float32(3), "zero": np.float32(0), "six": np.float32(6), "w": weights(6, 4, 1, 1)}
     result = optimize(model(nodes, {"x": [1, 4, 6, 5]}, ["y"], constants, opset=opset))
     assert result.ops == (["Add", "Clip", "Mul", "Div", "Conv"] if opset < 14 else ["HardSwish", "Conv"])

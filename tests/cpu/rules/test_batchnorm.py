@@ -42,7 +42,9 @@ def test_conv(case: str, opset: int) -> None:
     channels = shape[1] * options.get("group", 1) if op == "ConvTranspose" else shape[0]
     attrs = {k: v for k, v in options.items() if k != "bias"}
     inputs = ["x", "w", "bias"] if "bias" in options else ["x", "w"]
-    m = model([node(op, inputs, "c", **attrs), norm("c")], {"x": dims}, ["y"], {"w": weights(*shape), "bias": weights(channels)} | statistics(channels), opset=opset)
+    m = model(
+        [node(op, inputs, "c", **attrs), norm("c")], {"x": dims}, ["y"], {"w": weights(*shape), "bias": weights(channels)} | statistics(channels), opset=opset
+    )
     result = optimize(m)
     assert result.ops == [op] and result.rules == {REASON}
     check(result)
@@ -96,7 +98,13 @@ def test_weights_from_outside_a_branch() -> None:
         nodes = [node("Conv", ["x", "w"], f"c{i}"), norm(f"c{i}", f"r{i}")]
         return helper.make_graph(nodes, f"b{i}", [], [helper.make_tensor_value_info(f"r{i}", 1, [1, 3, 4, 4])])
 
-    m = model([node("If", ["f"], "y", then_branch=branch(0), else_branch=branch(1))], {"x": [1, 2, 4, 4], "f": []}, ["y"], {"w": weights(3, 2, 1, 1)} | statistics(3), dtypes={"f": TensorProto.BOOL})
+    m = model(
+        [node("If", ["f"], "y", then_branch=branch(0), else_branch=branch(1))],
+        {"x": [1, 2, 4, 4], "f": []},
+        ["y"],
+        {"w": weights(3, 2, 1, 1)} | statistics(3),
+        dtypes={"f": TensorProto.BOOL},
+    )
     result = optimize(m)
     body = result.after.graph.node[0].attribute[0].g
     assert [n.op_type for n in body.node] == ["Conv"] and len(body.initializer) == 2 and not result.after.graph.initializer
@@ -127,7 +135,13 @@ def test_refused(reason: str) -> None:
 
 @pytest.mark.parametrize(("opset", "folds"), [(9, False), (14, True)])
 def test_outputs_of_training_that_nobody_reads(opset: int, folds: bool) -> None:
-    m = model([node("Conv", ["x", "w"], "c"), norm("c", ["y", "m2", "v2", *(["m3", "v3"] if opset == 9 else [])])], {"x": [1, 2, 4, 4]}, ["y"], {"w": weights(3, 2, 1, 1)} | statistics(3), opset=opset)
+    m = model(
+        [node("Conv", ["x", "w"], "c"), norm("c", ["y", "m2", "v2", *(["m3", "v3"] if opset == 9 else [])])],
+        {"x": [1, 2, 4, 4]},
+        ["y"],
+        {"w": weights(3, 2, 1, 1)} | statistics(3),
+        opset=opset,
+    )
     from tilewright.optimizer.graph.canonicalize import canonicalize
     from tilewright.optimizer.graph.shapes import infer
     from tilewright.optimizer.graph.view import View
@@ -162,9 +176,17 @@ def half(variance: float, scale: float = 1.0) -> dict[str, np.ndarray]:
     return {"g": np.full(3, scale, np.float32), "b": np.zeros(3, np.float32), "m": np.zeros(3, np.float32), "v": np.full(3, variance, np.float32)}
 
 
-@pytest.mark.parametrize(("statistics16", "reason"), [(half(1e-9, 60000.0), "beyond the range of float16"), (half(1e12), "too small for float16"), (half(-1.0), "is not finite")])
+@pytest.mark.parametrize(
+    ("statistics16", "reason"), [(half(1e-9, 60000.0), "beyond the range of float16"), (half(1e12), "too small for float16"), (half(-1.0), "is not finite")]
+)
 def test_half_precision_that_cannot_hold_the_result(statistics16: dict[str, np.ndarray], reason: str) -> None:
-    m = model([node("Conv", ["x", "w"], "c"), norm("c")], {"x": [1, 2, 4, 4]}, ["y"], {"w": weights(3, 2, 1, 1, dtype=np.float16)} | statistics16, dtype=TensorProto.FLOAT16)
+    m = model(
+        [node("Conv", ["x", "w"], "c"), norm("c")],
+        {"x": [1, 2, 4, 4]},
+        ["y"],
+        {"w": weights(3, 2, 1, 1, dtype=np.float16)} | statistics16,
+        dtype=TensorProto.FLOAT16,
+    )
     result = optimize(m)
     assert result.ops == ["Conv", "BatchNormalization"] and reason in result.reason(REASON)
 
@@ -178,7 +200,11 @@ def test_half_precision() -> None:
 
 def test_the_fp16_trap() -> None:
     """Variances beyond the float16 range (a real detector has 9.8e7) fold in float64 into weights that float16 holds."""
-    constants = {"w": (weights(4, 3, 3, 3) * 5000).astype(np.float32)} | statistics(4) | {"v": np.array([1.0e7, 9.8e7, 5.0e7, 2.0e7], np.float32), "m": np.full(4, 1e4, np.float32)}
+    constants = (
+        {"w": (weights(4, 3, 3, 3) * 5000).astype(np.float32)}
+        | statistics(4)
+        | {"v": np.array([1.0e7, 9.8e7, 5.0e7, 2.0e7], np.float32), "m": np.full(4, 1e4, np.float32)}
+    )
     result = optimize(model([node("Conv", ["x", "w"], "c"), norm("c")], {"x": [1, 3, 8, 8]}, ["y"], constants))
     assert result.ops == ["Conv"]
     largest = max(float(np.abs(np.frombuffer(t.raw_data, np.float32)).max()) for t in result.after.graph.initializer)

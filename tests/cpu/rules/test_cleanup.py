@@ -19,7 +19,9 @@ def test_dead_chain_goes_and_unused_weights_with_it() -> None:
 
 def test_dead_node_that_only_a_subgraph_reads_stays() -> None:
     body = [helper.make_graph([node("Add", ["a", "a"], f"r{i}")], f"b{i}", [], [helper.make_tensor_value_info(f"r{i}", 1, None)]) for i in (0, 1)]
-    m = model([node("Exp", ["x"], "a"), node("If", ["c"], "y", then_branch=body[0], else_branch=body[1])], {"x": [2], "c": []}, ["y"], dtypes={"c": TensorProto.BOOL})
+    m = model(
+        [node("Exp", ["x"], "a"), node("If", ["c"], "y", then_branch=body[0], else_branch=body[1])], {"x": [2], "c": []}, ["y"], dtypes={"c": TensorProto.BOOL}
+    )
     result = optimize(m)
     assert result.ops == ["Exp", "If"] and not result.report.applied
     check(result)
@@ -33,7 +35,11 @@ def test_dead_node_with_a_body_goes_with_what_the_body_read() -> None:
 
 
 def test_node_of_an_unknown_domain_stays_if_used_or_without_outputs() -> None:
-    nodes = [helper.make_node("Log", ["x"], [], domain="my"), helper.make_node("F", ["x"], ["y"], domain="my"), helper.make_node("G", ["x"], ["z"], domain="my")]
+    nodes = [
+        helper.make_node("Log", ["x"], [], domain="my"),
+        helper.make_node("F", ["x"], ["y"], domain="my"),
+        helper.make_node("G", ["x"], ["z"], domain="my"),
+    ]
     m = model(nodes, {"x": [2]}, ["y"])
     m.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 2
     assert optimize(m).ops == ["Log", "F"]
@@ -106,7 +112,9 @@ def test_dropout_with_constant_training_mode_goes_and_at_an_input_becomes_identi
 def test_dropout_refusals(train: bool | None, outputs: list[str], reason: str) -> None:
     constants = {"ratio": np.float32(0.5)} | ({} if train is None else {"train": np.array(train)})
     inputs = {"x": [5]} | ({"train": []} if train is None else {})
-    m = model([node("Dropout", ["x", "ratio", "train"], ["y", "mask"])], inputs, outputs, constants, dtypes={"mask": TensorProto.BOOL, "train": TensorProto.BOOL})
+    m = model(
+        [node("Dropout", ["x", "ratio", "train"], ["y", "mask"])], inputs, outputs, constants, dtypes={"mask": TensorProto.BOOL, "train": TensorProto.BOOL}
+    )
     result = optimize(m)
     assert result.ops == ["Dropout"] and reason in result.reason("remove-dropout")
 
@@ -145,7 +153,9 @@ WORKING = {
 @pytest.mark.parametrize("dims", [[4, 4], ["n", 4]])
 def test_what_does_something_stays(case: str, dims: list[int | str]) -> None:
     what, constants = WORKING[case]
-    result = optimize(model([node("Exp", ["x"], "a"), what, node("Relu", ["b"], "y")], {"x": dims}, ["y"], constants, dtypes={"y": 10 if case == "cast" else 1}))
+    result = optimize(
+        model([node("Exp", ["x"], "a"), what, node("Relu", ["b"], "y")], {"x": dims}, ["y"], constants, dtypes={"y": 10 if case == "cast" else 1})
+    )
     assert result.counts[what.op_type] == 1
     check(result, dim=4)
 
@@ -158,7 +168,14 @@ def test_declared_output_shape_is_no_fact() -> None:
 
 
 def test_twins_merge_with_equal_constants_of_any_name() -> None:
-    nodes = [node("Add", ["x", "a"], "p"), node("Add", ["x", "b"], "q"), node("Exp", ["p"], "r"), node("Exp", ["q"], "s"), node("Sub", ["r", "s"], "t"), node("Add", ["t", "r"], "y")]
+    nodes = [
+        node("Add", ["x", "a"], "p"),
+        node("Add", ["x", "b"], "q"),
+        node("Exp", ["p"], "r"),
+        node("Exp", ["q"], "s"),
+        node("Sub", ["r", "s"], "t"),
+        node("Add", ["t", "r"], "y"),
+    ]
     result = optimize(model(nodes, {"x": [3]}, ["y"], {"a": np.float32(2), "b": np.float32(2)}))
     assert result.counts == {"Add": 2, "Exp": 1, "Sub": 1} and "merge-twins" in result.rules
     check(result)
@@ -185,10 +202,17 @@ def test_scales_of_dynamic_quantisation_stay_apart() -> None:
     """Each integer convolution multiplies by the product of its two scales; merging two such products breaks what a runtime looks for."""
     nodes = [
         node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
-        *(n for i in (0, 1) for n in (
-            node("Mul", ["s", "ws"], f"m{i}"), node("ConvInteger", ["q", f"w{i}", "z"], f"c{i}"), node("Cast", [f"c{i}"], f"f{i}", to=1), node("Mul", [f"f{i}", f"m{i}"], f"y{i}"),
-        )),
-    ]  # fmt: skip
+        *(
+            n
+            for i in (0, 1)
+            for n in (
+                node("Mul", ["s", "ws"], f"m{i}"),
+                node("ConvInteger", ["q", f"w{i}", "z"], f"c{i}"),
+                node("Cast", [f"c{i}"], f"f{i}", to=1),
+                node("Mul", [f"f{i}", f"m{i}"], f"y{i}"),
+            )
+        ),
+    ]
     constants = {"ws": np.float32(0.1), "w0": np.ones((2, 2, 1, 1), np.uint8), "w1": np.full((2, 2, 1, 1), 2, np.uint8)}
     result = optimize(model(nodes, {"x": [1, 2, 3, 3]}, ["y0", "y1"], constants))
     assert result.after.graph == result.before.graph

@@ -18,9 +18,13 @@ def test_chain_of_constants_becomes_one_of_the_same_name() -> None:
 
 def test_constant_nodes_of_every_form() -> None:
     nodes = [
-        node("Constant", [], "a", value_floats=[1.0, 2.0]), node("Constant", [], "b", value_float=3.0), node("Mul", ["a", "b"], "c"),
-        node("Constant", [], "d", value=helper.make_tensor("", 1, [2], [5.0, 6.0])), node("Sub", ["c", "d"], "e"), node("Mul", ["x", "e"], "y"),
-    ]  # fmt: skip
+        node("Constant", [], "a", value_floats=[1.0, 2.0]),
+        node("Constant", [], "b", value_float=3.0),
+        node("Mul", ["a", "b"], "c"),
+        node("Constant", [], "d", value=helper.make_tensor("", 1, [2], [5.0, 6.0])),
+        node("Sub", ["c", "d"], "e"),
+        node("Mul", ["x", "e"], "y"),
+    ]
     result = optimize(model(nodes, {"x": [2]}, ["y"]))
     assert result.ops == ["Mul"] and len(result.after.graph.node) == 1
     check(result)
@@ -34,7 +38,9 @@ def test_several_outputs() -> None:
 
 
 def test_transposed_weight_of_one_reader() -> None:
-    result = optimize(model([node("Transpose", ["w"], "v", perm=[1, 0]), node("MatMul", ["x", "v"], "y")], {"x": ["n", 3, 200]}, ["y"], {"w": weights(300, 200)}))
+    result = optimize(
+        model([node("Transpose", ["w"], "v", perm=[1, 0]), node("MatMul", ["x", "v"], "y")], {"x": ["n", 3, 200]}, ["y"], {"w": weights(300, 200)})
+    )
     assert result.ops == ["MatMul"]
     check(result)
 
@@ -47,7 +53,10 @@ def test_transposed_weight_that_others_read_is_not_copied() -> None:
 
 def test_weight_that_is_cut_into_pieces() -> None:
     """Gates of a recurrent layer are reordered by slicing: each slice is a reader, and all of them together are no more than the weight."""
-    nodes = [node("Slice", ["w", f"b{i}", f"b{i + 1}"], f"w{i}") for i in range(4)] + [node("Concat", ["w3", "w2", "w1", "w0"], "v", axis=0), node("MatMul", ["x", "v"], "y")]
+    nodes = [node("Slice", ["w", f"b{i}", f"b{i + 1}"], f"w{i}") for i in range(4)] + [
+        node("Concat", ["w3", "w2", "w1", "w0"], "v", axis=0),
+        node("MatMul", ["x", "v"], "y"),
+    ]
     constants = {"w": weights(200, 100)} | {f"b{i}": np.array([50 * i]) for i in range(5)}
     result = optimize(model(nodes, {"x": ["n", 200]}, ["y"], constants))
     assert result.ops == ["MatMul"] and len(result.after.graph.initializer) == 1
@@ -60,7 +69,9 @@ def test_weight_that_is_cut_into_pieces_in_two_branches_stays() -> None:
         return helper.make_graph(nodes, f"b{i}", [], [helper.make_tensor_value_info(f"r{i}", 1, [1, 100])])
 
     constants = {"w": weights(200, 100), "low": np.array([50]), "high": np.array([250])}
-    m = model([node("If", ["c"], "y", then_branch=branch(0), else_branch=branch(1))], {"x": [1, 150], "c": []}, ["y"], constants, dtypes={"c": TensorProto.BOOL})
+    m = model(
+        [node("If", ["c"], "y", then_branch=branch(0), else_branch=branch(1))], {"x": [1, 150], "c": []}, ["y"], constants, dtypes={"c": TensorProto.BOOL}
+    )
     result = optimize(m)
     assert result.after.graph == m.graph and "would be copied" in result.reason("fold-constants")
 
@@ -112,9 +123,12 @@ def test_result_that_is_an_output() -> None:
 
 def test_t17_quantised_weights_stay() -> None:
     nodes = [
-        node("DequantizeLinear", ["x8", "s", "z"], "x"), node("DequantizeLinear", ["w8", "s", "z"], "w"), node("Conv", ["x", "w"], "c"),
-        node("QuantizeLinear", ["c", "s", "z"], "q"), node("DequantizeLinear", ["q", "s", "z"], "y"),
-    ]  # fmt: skip
+        node("DequantizeLinear", ["x8", "s", "z"], "x"),
+        node("DequantizeLinear", ["w8", "s", "z"], "w"),
+        node("Conv", ["x", "w"], "c"),
+        node("QuantizeLinear", ["c", "s", "z"], "q"),
+        node("DequantizeLinear", ["q", "s", "z"], "y"),
+    ]
     constants = {"w8": np.arange(-4, 4, dtype=np.int8).reshape(4, 2, 1, 1), "s": np.float32(0.1), "z": np.int8(0)}
     result = optimize(model(nodes, {"x8": [1, 2, 3, 3]}, ["y"], constants, dtypes={"x8": TensorProto.INT8}))
     assert result.after.graph == result.before.graph
@@ -122,9 +136,14 @@ def test_t17_quantised_weights_stay() -> None:
 
 def test_t17_batchnorm_behind_a_quantised_conv_stays() -> None:
     nodes = [
-        node("DequantizeLinear", ["w8", "s", "z"], "w"), node("Conv", ["x", "w"], "c"), node("BatchNormalization", ["c", *"gbmv"], "n"), node("Mul", ["n", "two"], "y"),
-    ]  # fmt: skip
-    constants = {"w8": np.ones((4, 2, 1, 1), np.int8), "s": np.float32(0.1), "z": np.int8(0), "two": np.float32(2)} | {k: np.ones(4, np.float32) for k in "gbmv"}
+        node("DequantizeLinear", ["w8", "s", "z"], "w"),
+        node("Conv", ["x", "w"], "c"),
+        node("BatchNormalization", ["c", *"gbmv"], "n"),
+        node("Mul", ["n", "two"], "y"),
+    ]
+    constants = {"w8": np.ones((4, 2, 1, 1), np.int8), "s": np.float32(0.1), "z": np.int8(0), "two": np.float32(2)} | {
+        k: np.ones(4, np.float32) for k in "gbmv"
+    }
     result = optimize(model(nodes, {"x": [1, 2, 3, 3]}, ["y"], constants))
     assert result.ops == ["DequantizeLinear", "Conv", "BatchNormalization", "Mul"] and "is not constant" in result.reason("fold-batchnorm")
 
@@ -135,7 +154,13 @@ def test_two_readings_of_one_quantised_weight_do_not_merge() -> None:
 
 
 def test_shape_of_known_dims() -> None:
-    nodes = [node("Shape", ["x"], "s"), node("Gather", ["s", "one"], "c"), node("Mul", ["c", "two"], "d"), node("Concat", ["minus", "d"], "t", axis=0), node("Reshape", ["x", "t"], "y")]
+    nodes = [
+        node("Shape", ["x"], "s"),
+        node("Gather", ["s", "one"], "c"),
+        node("Mul", ["c", "two"], "d"),
+        node("Concat", ["minus", "d"], "t", axis=0),
+        node("Reshape", ["x", "t"], "y"),
+    ]
     m = model(nodes, {"x": [6, 4]}, ["y"], {"one": np.array([1]), "two": np.array([2]), "minus": np.array([-1])})
     result = optimize(m)
     assert result.ops == ["Reshape"] and "fold-known-shape" in result.rules
@@ -148,7 +173,13 @@ def test_shape_of_open_dims_stays() -> None:
 
 
 def test_strings_and_failing_nodes_stay() -> None:
-    nodes = [node("Concat", ["a", "a"], "b", axis=0), node("Equal", ["b", "b"], "c"), node("Gather", ["w", "i"], "g"), node("Mul", ["x", "g"], "p"), node("Where", ["c", "p", "x"], "y")]
+    nodes = [
+        node("Concat", ["a", "a"], "b", axis=0),
+        node("Equal", ["b", "b"], "c"),
+        node("Gather", ["w", "i"], "g"),
+        node("Mul", ["x", "g"], "p"),
+        node("Where", ["c", "p", "x"], "y"),
+    ]
     constants = {"a": np.array(["u"], dtype=object), "w": np.ones(2, np.float32), "i": np.array([5])}
     result = optimize(model(nodes, {"x": [2]}, ["y"], constants, opset=19))
     assert len(result.ops) == 5 and "ONNX Runtime" in result.reason("fold-constants") and "data type" in result.reason("fold-constants")
@@ -163,7 +194,8 @@ def test_zero_elements() -> None:
 
 def test_inside_a_branch() -> None:
     branches = [
-        helper.make_graph([node("Neg", ["w"], f"v{i}"), node("Add", ["x", f"v{i}"], f"r{i}")], f"b{i}", [], [helper.make_tensor_value_info(f"r{i}", 1, [3])]) for i in (0, 1)
+        helper.make_graph([node("Neg", ["w"], f"v{i}"), node("Add", ["x", f"v{i}"], f"r{i}")], f"b{i}", [], [helper.make_tensor_value_info(f"r{i}", 1, [3])])
+        for i in (0, 1)
     ]
     nodes = [node("Exp", ["u"], "w"), node("If", ["c"], "y", then_branch=branches[0], else_branch=branches[1])]
     result = optimize(model(nodes, {"x": [3], "c": []}, ["y"], {"u": weights(3)}, dtypes={"c": TensorProto.BOOL}))

@@ -9,12 +9,21 @@ from onnx import NodeProto, TensorProto
 from .harness import check, model, node, optimize
 
 
-@pytest.mark.parametrize(("first", "second", "ops"), [
-    ([0, 2, 3, 1], [0, 3, 1, 2], ["Exp"]), ([0, 2, 3, 1], [0, 2, 3, 1], ["Exp", "Transpose"]), (None, None, ["Exp"]), (None, [3, 2, 1, 0], ["Exp"]), ([1, 0, 2, 3], None, ["Exp", "Transpose"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("first", "second", "ops"),
+    [
+        ([0, 2, 3, 1], [0, 3, 1, 2], ["Exp"]),
+        ([0, 2, 3, 1], [0, 2, 3, 1], ["Exp", "Transpose"]),
+        (None, None, ["Exp"]),
+        (None, [3, 2, 1, 0], ["Exp"]),
+        ([1, 0, 2, 3], None, ["Exp", "Transpose"]),
+    ],
+)
 def test_transposes(first: list[int] | None, second: list[int] | None, ops: list[str]) -> None:
     attrs = [{} if p is None else {"perm": p} for p in (first, second)]
-    result = optimize(model([node("Exp", ["x"], "a"), node("Transpose", ["a"], "b", **attrs[0]), node("Transpose", ["b"], "y", **attrs[1])], {"x": ["n", 3, 4, 5]}, ["y"]))
+    result = optimize(
+        model([node("Exp", ["x"], "a"), node("Transpose", ["a"], "b", **attrs[0]), node("Transpose", ["b"], "y", **attrs[1])], {"x": ["n", 3, 4, 5]}, ["y"])
+    )
     assert result.ops == ops
     check(result)
 
@@ -70,10 +79,19 @@ def test_reshape_to_a_computed_shape_stays() -> None:
 I32, I64, I8, F16, F32, F64, BOOL = (getattr(TensorProto, k) for k in ("INT32", "INT64", "INT8", "FLOAT16", "FLOAT", "DOUBLE", "BOOL"))
 
 
-@pytest.mark.parametrize(("source", "between", "target", "ops"), [
-    (F16, F32, F16, ["Exp"]), (F16, F32, F64, ["Exp", "Cast"]), (I32, I64, I32, ["Abs"]), (I32, F64, I32, ["Abs"]), (I8, I32, I64, ["Abs", "Cast"]), (F32, F64, F16, ["Exp", "Cast"]),
-    (I32, I64, F32, ["Abs", "Cast"]), (I32, I64, BOOL, ["Abs", "Cast"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "between", "target", "ops"),
+    [
+        (F16, F32, F16, ["Exp"]),
+        (F16, F32, F64, ["Exp", "Cast"]),
+        (I32, I64, I32, ["Abs"]),
+        (I32, F64, I32, ["Abs"]),
+        (I8, I32, I64, ["Abs", "Cast"]),
+        (F32, F64, F16, ["Exp", "Cast"]),
+        (I32, I64, F32, ["Abs", "Cast"]),
+        (I32, I64, BOOL, ["Abs", "Cast"]),
+    ],
+)
 def test_casts(source: int, between: int, target: int, ops: list[str]) -> None:
     nodes = [node(ops[0], ["x"], "a"), node("Cast", ["a"], "b", to=between), node("Cast", ["b"], "y", to=target)]
     result = optimize(model(nodes, {"x": [3]}, ["y"], dtypes={"x": source, "y": target}))
@@ -81,10 +99,17 @@ def test_casts(source: int, between: int, target: int, ops: list[str]) -> None:
     check(result)
 
 
-@pytest.mark.parametrize(("source", "between", "target", "reason"), [
-    (F32, F16, F32, "lose digits"), (I64, F32, I64, "lose digits"), (F32, I32, F32, "lose digits"), (I32, BOOL, I32, "lose digits"), (I8, F32, F64, "kind of number"),
-    (F16, F32, TensorProto.STRING, "neither numbers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "between", "target", "reason"),
+    [
+        (F32, F16, F32, "lose digits"),
+        (I64, F32, I64, "lose digits"),
+        (F32, I32, F32, "lose digits"),
+        (I32, BOOL, I32, "lose digits"),
+        (I8, F32, F64, "kind of number"),
+        (F16, F32, TensorProto.STRING, "neither numbers"),
+    ],
+)
 def test_casts_refused(source: int, between: int, target: int, reason: str) -> None:
     result = optimize(model([node("Cast", ["x"], "b", to=between), node("Cast", ["b"], "y", to=target)], {"x": [3]}, ["y"], dtypes={"x": source, "y": target}))
     assert result.ops == ["Cast", "Cast"] and reason in result.reason("merge-casts")

@@ -53,7 +53,13 @@ def test_product_that_others_read() -> None:
 
 
 def test_integers_stay() -> None:
-    m = model([node("MatMul", ["x", "w"], "a"), node("Add", ["a", "b"], "y")], {"x": [3, 4]}, ["y"], {"w": np.ones((4, 5), np.int32), "b": np.ones(5, np.int32)}, dtype=TensorProto.INT32)
+    m = model(
+        [node("MatMul", ["x", "w"], "a"), node("Add", ["a", "b"], "y")],
+        {"x": [3, 4]},
+        ["y"],
+        {"w": np.ones((4, 5), np.int32), "b": np.ones(5, np.int32)},
+        dtype=TensorProto.INT32,
+    )
     result = optimize(m)
     assert result.ops == ["MatMul", "Add"] and "no floating-point" in result.reason("matmul-add-to-gemm")
 
@@ -75,7 +81,11 @@ def test_transposed_constant_on_the_left() -> None:
 def test_weight_that_others_read_is_not_copied() -> None:
     nodes = [node("Gemm", ["x", "w", "b"], "a", transB=1, alpha=2.0), node("MatMul", ["a", "w"], "y")]
     result = optimize(model(nodes, {"x": [3, 4]}, ["y"], {"w": weights(5, 4), "b": weights(5)}))
-    assert result.ops == ["Gemm", "MatMul"] and "of this node alone" in result.reason("fold-gemm-transpose") and "of this node alone" in result.reason("fold-gemm-alpha")
+    assert (
+        result.ops == ["Gemm", "MatMul"]
+        and "of this node alone" in result.reason("fold-gemm-transpose")
+        and "of this node alone" in result.reason("fold-gemm-alpha")
+    )
 
 
 def test_large_weight_is_not_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +109,13 @@ def test_gemm_of_computed_tensors_stays() -> None:
 
 
 def test_matmul_of_a_transposed_constant() -> None:
-    result = optimize(model([node("Transpose", ["w"], "v", perm=[1, 0]), node("MatMul", ["x", "v"], "a"), node("Add", ["a", "b"], "y")], {"x": ["n", 4]}, ["y"], {"w": weights(5, 4), "b": weights(5)}))
+    result = optimize(
+        model(
+            [node("Transpose", ["w"], "v", perm=[1, 0]), node("MatMul", ["x", "v"], "a"), node("Add", ["a", "b"], "y")],
+            {"x": ["n", 4]},
+            ["y"],
+            {"w": weights(5, 4), "b": weights(5)},
+        )
+    )
     assert result.ops == ["Gemm"]
     check(result)

@@ -65,7 +65,9 @@ def test_refused(case: str, opset: int) -> None:
     amounts, attrs, conv, reason = REFUSED[case]
     what, constants = pad(amounts, opset, **attrs)
     channels = 4 + amounts[1] + amounts[5]
-    result = optimize(model([what, node("Conv", ["p", "w"], "y", **conv)], {"x": [1, 4, 8, 8]}, ["y"], {"w": weights(6, channels, 3, 3)} | constants, opset=opset))
+    result = optimize(
+        model([what, node("Conv", ["p", "w"], "y", **conv)], {"x": [1, 4, 8, 8]}, ["y"], {"w": weights(6, channels, 3, 3)} | constants, opset=opset)
+    )
     assert result.ops == ["Pad", "Conv"] and reason in result.reason(RULE)
     check(result)
 
@@ -74,7 +76,13 @@ def test_refused(case: str, opset: int) -> None:
 def test_t8_other_value(opset: int) -> None:
     amounts = [0, 0, 1, 1, 0, 0, 1, 1]
     what = node("Pad", ["x"], "p", pads=amounts, value=1.0) if opset < 11 else node("Pad", ["x", "pads", "one"], "p")
-    m = model([what, node("Conv", ["p", "w"], "y")], {"x": [1, 4, 8, 8]}, ["y"], {"w": weights(6, 4, 3, 3), "pads": np.array(amounts), "one": np.float32(1)}, opset=opset)
+    m = model(
+        [what, node("Conv", ["p", "w"], "y")],
+        {"x": [1, 4, 8, 8]},
+        ["y"],
+        {"w": weights(6, 4, 3, 3), "pads": np.array(amounts), "one": np.float32(1)},
+        opset=opset,
+    )
     result = optimize(m)
     assert result.ops == ["Pad", "Conv"] and "it pads with 1" in result.reason(RULE)
 
@@ -83,7 +91,13 @@ def test_t8_other_value(opset: int) -> None:
 def test_what_is_not_constant(inputs: dict[str, list[int]], reason: str) -> None:
     constants = {"w": weights(6, 4, 3, 3), "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1]), "v": np.float32(0)}
     constants = {k: v for k, v in constants.items() if k not in inputs}
-    m = model([node("Pad", ["x", "pads", "v"], "p"), node("Conv", ["p", "w"], "y")], {"x": [1, 4, 8, 8]} | inputs, ["y"], constants, dtypes={"pads": TensorProto.INT64})
+    m = model(
+        [node("Pad", ["x", "pads", "v"], "p"), node("Conv", ["p", "w"], "y")],
+        {"x": [1, 4, 8, 8]} | inputs,
+        ["y"],
+        constants,
+        dtypes={"pads": TensorProto.INT64},
+    )
     result = optimize(m)
     assert result.ops == ["Pad", "Conv"] and reason in result.reason(RULE)
 
@@ -102,9 +116,15 @@ def test_average_pool(attrs: dict[str, object]) -> None:
     check(result)
 
 
-@pytest.mark.parametrize(("attrs", "amounts", "reason"), [
-    ({"pads": [1, 1, 1, 1]}, 1, "does not count that"), ({"ceil_mode": 1}, 1, "ceil_mode"), ({}, 3, "past the window"), ({"auto_pad": "SAME_UPPER"}, 1, "auto_pad is SAME_UPPER"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("attrs", "amounts", "reason"),
+    [
+        ({"pads": [1, 1, 1, 1]}, 1, "does not count that"),
+        ({"ceil_mode": 1}, 1, "ceil_mode"),
+        ({}, 3, "past the window"),
+        ({"auto_pad": "SAME_UPPER"}, 1, "auto_pad is SAME_UPPER"),
+    ],
+)
 def test_average_pool_refused(attrs: dict[str, object], amounts: int, reason: str) -> None:
     what, constants = pad([0, 0, amounts, 1, 0, 0, 1, 1], 17)
     result = optimize(model([what, node("AveragePool", ["p"], "y", kernel_shape=[3, 3], **attrs)], {"x": [1, 4, 8, 8]}, ["y"], constants))
@@ -113,7 +133,11 @@ def test_average_pool_refused(attrs: dict[str, object], amounts: int, reason: st
 
 MAX = {
     "behind Relu": ([node("Relu", ["u"], "x")], None, True),
-    "behind a concatenation of what is not negative": ([node("Relu", ["u"], "a"), node("Sigmoid", ["u"], "b"), node("Concat", ["a", "b"], "x", axis=1)], None, True),
+    "behind a concatenation of what is not negative": (
+        [node("Relu", ["u"], "a"), node("Sigmoid", ["u"], "b"), node("Concat", ["a", "b"], "x", axis=1)],
+        None,
+        True,
+    ),
     "lowest": ([node("Neg", ["u"], "x")], -np.inf, True),
     "zero behind what may be negative": ([node("Neg", ["u"], "x")], None, False),
     "one behind Relu": ([node("Relu", ["u"], "x")], 1.0, False),
@@ -138,7 +162,10 @@ def test_max_pool_whose_indices_are_used() -> None:
 
 
 @pytest.mark.parametrize("mode", ["VALID", "SAME_UPPER", "SAME_LOWER"])
-@pytest.mark.parametrize(("kernel", "strides", "dims"), [((3, 3), [1, 1], [1, 4, "h", "w"]), ((4, 2), [1, 1], [1, 4, "h", 6]), ((3, 5), [2, 3], [1, 4, 7, 8]), ((2, 2), [3, 1], [1, 4, 9, "w"])])
+@pytest.mark.parametrize(
+    ("kernel", "strides", "dims"),
+    [((3, 3), [1, 1], [1, 4, "h", "w"]), ((4, 2), [1, 1], [1, 4, "h", 6]), ((3, 5), [2, 3], [1, 4, 7, 8]), ((2, 2), [3, 1], [1, 4, 9, "w"])],
+)
 @pytest.mark.parametrize("named", [True, False])
 def test_automatic_padding(mode: str, kernel: tuple[int, int], strides: list[int], dims: list[int | str], named: bool) -> None:
     attrs = {"kernel_shape": list(kernel)} if named else {}
@@ -153,7 +180,12 @@ def test_padding_that_depends_on_an_open_size() -> None:
 
 
 def test_t10_automatic_padding_of_a_transposed_conv_stays() -> None:
-    m = model([node("ConvTranspose", ["x", "w"], "y", auto_pad="SAME_UPPER", strides=[2, 2], output_padding=[1, 1])], {"x": [1, 1, 3, 3]}, ["y"], {"w": weights(1, 2, 3, 3)})
+    m = model(
+        [node("ConvTranspose", ["x", "w"], "y", auto_pad="SAME_UPPER", strides=[2, 2], output_padding=[1, 1])],
+        {"x": [1, 1, 3, 3]},
+        ["y"],
+        {"w": weights(1, 2, 3, 3)},
+    )
     assert optimize(m).after.graph == m.graph
 
 
