@@ -19,6 +19,9 @@ def export_view(view: View) -> ModelProto:
     if model.ir_version < 4 and any(t.name not in inputs for t in model.graph.initializer):
         model.ir_version = 4  # older ones want every initializer among the inputs; newer ones let the caller override those that are
         names = {t.name for t in model.graph.initializer}
+        used = [_tensor(c) for c in view.graph.constants if c.outputs or c in view.graph.outputs]
+        model.graph.ClearField("initializer")
+        model.graph.initializer.extend(used)
         kept = [i for i in model.graph.input if i.name not in names]
         del model.graph.input[:]
         model.graph.input.extend(kept)
@@ -32,12 +35,10 @@ def _graph(graph: gs.Graph, origin: GraphProto) -> GraphProto:
         result.ClearField(field)
     for made, declared in zip(graph.outputs, result.output, strict=True):
         assert made.name == declared.name, f"output {declared.name} is called {made.name} now"
-    inputs = {i.name for i in origin.input}
     result.sparse_initializer.extend(origin.sparse_initializer)
     overridable = {t.name for t in graph.inputs if not isinstance(t, Constant)}
     result.initializer.extend(t for t in origin.initializer if t.name in overridable)
-    outputs = set(graph.outputs)
-    result.initializer.extend(_tensor(c) for c in graph.constants if c.outputs or c.name in inputs or c in outputs)
+    result.initializer.extend(_tensor(c) for c in graph.constants)
     result.node.extend(_node(n) for n in graph.nodes)
     return result
 

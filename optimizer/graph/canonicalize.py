@@ -69,9 +69,11 @@ def canonicalize(view: View, shapes: Facts, infer: Callable[[], Facts] | None = 
 def _round(view: View, shapes: Facts) -> tuple[list[Applied], list[Refusal]]:
     applied: list[Applied] = []
     refused: list[Refusal] = []
+    dropped: list[str] = []
+    pinned = _pinned(view)
     for family in FAMILIES:
         for graph in view.graphs():
-            ctx = Context(view, graph, shapes, _pinned(view))
+            ctx = Context(view, graph, shapes, pinned)
             for node in list(graph.nodes):
                 for rule in family.rules:
                     result = rule.apply(ctx, node) if ctx.has(node) else None
@@ -79,16 +81,20 @@ def _round(view: View, shapes: Facts) -> tuple[list[Applied], list[Refusal]]:
                         applied.append(result)
                     elif isinstance(result, Refusal):
                         refused.append(result)
-            ctx.finish()
+            dropped += ctx.finish()
+    if dropped and not applied:
+        applied.append(Applied("remove-unused-initializers", tuple(dropped)))
     return applied, refused
 
 
 def _pinned(view: View) -> set[Tensor]:
-    """Outputs of any graph, and what is read where the view does not look (lists of graphs as attributes)."""
+    """Outputs of any graph, and what is read where the view does not look (lists of graphs as attributes, quantization annotations)."""
     hidden = {name for node in view.nodes() for a in node.attrs.values() if isinstance(a, AttributeProto) for g in a.graphs for name in _names(g)}
+    hidden |= {entry.value for graph in view.graphs() for note in graph.origin.quantization_annotation for entry in note.quant_parameter_tensor_names}
     pinned = {t for graph in view.graphs() for t in graph.outputs}
     if hidden:
         pinned |= {t for node in view.nodes() for t in (*node.inputs, *node.outputs) if t.name in hidden}
+        pinned |= {t for graph in view.graphs() for t in graph.constants if t.name in hidden}
     return pinned
 
 

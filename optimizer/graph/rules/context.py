@@ -48,7 +48,6 @@ class Context:
         self.view, self.graph, self.shapes, self.pinned = view, graph, shapes, pinned
         self.memo: dict[Any, Any] = {}
         self.members: set[Node] = set(graph.nodes)
-        self._inserted: dict[Node, list[Node]] = {}
 
     @property
     def opset(self) -> int:
@@ -136,11 +135,6 @@ class Context:
         node.inputs = list(inputs)
         self._prune(before)
 
-    def insert_before(self, anchor: Node, node: Node) -> None:
-        """Puts a new node in front of ``anchor``."""
-        self._inserted.setdefault(anchor, []).append(node)
-        self.members.add(node)
-
     def is_dead(self, node: Node) -> bool:
         """Whether nobody uses the results of ``node``, and it does nothing beside making them."""
         return not _acts(node) and not any(t in self.pinned or t.outputs for t in node.outputs)
@@ -190,12 +184,14 @@ class Context:
         maker.rule = maker.rule or rule_name
         return True
 
-    def finish(self) -> None:
-        """Writes insertions and removals into the node list of the graph and drops initializers that nothing reads."""
-        self.graph.nodes[:] = [n for old in self.graph.nodes for n in (*self._inserted.get(old, ()), old) if n in self.members]
-        self._inserted.clear()
-        inputs = set(self.graph.inputs)
-        self.graph.constants = [c for c in self.graph.constants if c.outputs or c in self.pinned or c in inputs]
+    def finish(self) -> list[str]:
+        """Takes removed nodes off the list of the graph and drops initializers that nothing reads; returns their names."""
+        self.graph.nodes[:] = [n for n in self.graph.nodes if n in self.members]
+        keep = self.pinned | set(self.graph.inputs)
+        unused = {c for c in self.graph.constants if not c.outputs and c not in keep}
+        dropped = [c.name for c in self.graph.constants if c in unused]
+        self.graph.constants = [c for c in self.graph.constants if c not in unused]
+        return dropped
 
 
 def _acts(node: Node) -> bool:

@@ -35,15 +35,17 @@ def model(
     ir: int = 8,
     dtypes: Mapping[str, int] | None = None,
     functions: Sequence[FunctionProto] = (),
+    keep_unused: bool = False,
 ) -> ModelProto:
-    """A model; outputs have the shapes that ONNX infers. ``dtypes`` gives inputs and outputs that are not ``dtype``."""
-    kinds = dict(dtypes or {})
+    """A model; outputs have the shapes that ONNX infers. ``dtypes`` gives inputs and outputs that are not ``dtype``; unused constants are left out."""
+    nodes, kinds = list(nodes), dict(dtypes or {})
+    read = _read_names(nodes)
     graph = helper.make_graph(
-        list(nodes),
+        nodes,
         "g",
         [helper.make_tensor_value_info(k, kinds.get(k, dtype), list(v)) for k, v in inputs.items()],
         [helper.make_tensor_value_info(o, kinds.get(o, dtype), None) for o in outputs],
-        [onnx.numpy_helper.from_array(np.array(v, order="C"), k) for k, v in (constants or {}).items()],
+        [onnx.numpy_helper.from_array(np.array(v, order="C"), k) for k, v in (constants or {}).items() if keep_unused or k in read],
     )
     domains = sorted({n.domain for n in graph.node if n.domain})
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)], ir_version=ir)
@@ -53,6 +55,11 @@ def model(
     del made.graph.output[:]
     made.graph.output.extend(graph.output)
     return made
+
+
+def _read_names(nodes: Iterable[NodeProto]) -> set[str]:
+    names = {name for n in nodes for name in n.input}
+    return names | {name for n in nodes for a in n.attribute for g in (a.g, *a.graphs) for name in _read_names(g.node)}
 
 
 @dataclass(frozen=True)

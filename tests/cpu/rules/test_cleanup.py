@@ -17,6 +17,25 @@ def test_dead_chain_goes_and_unused_weights_with_it() -> None:
     check(result)
 
 
+def test_unused_initializer_goes_and_is_told() -> None:
+    result = optimize(model([node("Relu", ["x"], "y")], {"x": [2]}, ["y"], {"w": weights(2), "v": weights(3)}, keep_unused=True))
+    assert not result.after.graph.initializer and [(a.rule, a.nodes) for a in result.report.applied] == [("remove-unused-initializers", ("w", "v"))]
+
+
+def test_unused_initializer_of_a_quantization_annotation_stays() -> None:
+    m = model([node("Relu", ["x"], "y")], {"x": [2]}, ["y"], {"scale": np.float32(0.1)}, keep_unused=True)
+    m.graph.quantization_annotation.add(tensor_name="x").quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="scale")
+    result = optimize(m)
+    assert result.after.graph == m.graph and not result.report.applied
+
+
+def test_what_only_a_list_of_bodies_reads_stays() -> None:
+    body = helper.make_graph([node("Add", ["a", "w"], "r")], "body", [], [helper.make_tensor_value_info("r", 1, None)])
+    m = model([node("Exp", ["x"], "a"), node("Switch", ["x"], "y", domain="my", bodies=[body])], {"x": [2]}, ["y"], {"w": weights(2)})
+    result = optimize(m)
+    assert result.after.graph == m.graph and not result.report.applied
+
+
 def test_dead_node_that_only_a_subgraph_reads_stays() -> None:
     body = [helper.make_graph([node("Add", ["a", "a"], f"r{i}")], f"b{i}", [], [helper.make_tensor_value_info(f"r{i}", 1, None)]) for i in (0, 1)]
     m = model(
