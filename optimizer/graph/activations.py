@@ -239,7 +239,7 @@ def _own_bounds(node: Node, trail: Trail) -> tuple[Tensor, float, float] | None:
         return node.inputs[0], 0.0, _INF
     if node.standard("Clip"):
         inner, given, rank = node.inputs[0], [*node.inputs[1:], None, None][:2], trail.rank
-        low, high = (node.attrs.get(k, d) if t is None or not t.name else trail.scalar(t) for t, k, d in zip(given, ("min", "max"), (-_INF, _INF)))
+        low, high = (node.attrs.get(k, d) if t is None or not t.name else trail.scalar(t) for t, k, d in zip(given, ("min", "max"), (-_INF, _INF), strict=True))
         trail.rank = rank  # bounds of Clip do not broadcast
     elif node.standard("Min", "Max") and len(node.inputs) == 2:
         values = [trail.scalar(t) for t in node.inputs]

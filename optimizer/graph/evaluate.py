@@ -29,10 +29,11 @@ def evaluate(node: Node, inputs: Sequence[np.ndarray | None], opset: int) -> lis
     names = ["" if v is None else f"i{k}" for k, v in enumerate(inputs)]
     made = onnx.NodeProto(op_type=node.op, input=names, output=[t.name and f"o{k}" for k, t in enumerate(node.outputs)])
     made.attribute.extend(attribute_protos(node))
-    feeds = {n: np.asarray(v, order="C") for n, v in zip(names, inputs) if v is not None}
+    feeds = {n: np.asarray(v, order="C") for n, v in zip(names, inputs, strict=True) if v is not None}
     declared = [onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in feeds.items()]
-    graph = onnx.helper.make_graph([made], "node", declared, [onnx.helper.make_empty_tensor_value_info(n) for n in made.output if n])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=8)
+    results = [onnx.helper.make_empty_tensor_value_info(n) for n in made.output if n]
+    graph = onnx.GraphProto(name="node", node=[made], input=declared, output=results)
+    model = onnx.ModelProto(ir_version=8, graph=graph, opset_import=[onnx.OperatorSetIdProto(version=opset)])
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = options.inter_op_num_threads = 1

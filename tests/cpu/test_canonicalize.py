@@ -13,8 +13,9 @@ import onnx
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from tests.cpu.rules.harness import check, feeds_for, model, node, optimize, run, weights
-from tests.export_view import export_view
+from export_view import export_view
+from rule_harness import check, feeds_for, model, node, optimize, run, weights
+from tilewright.optimizer.errors import ModelError
 from tilewright.optimizer.graph import canonicalize as stage
 from tilewright.optimizer.graph.canonicalize import canonicalize
 from tilewright.optimizer.graph.shapes import infer
@@ -260,10 +261,31 @@ def digest() -> str:
 
 
 def test_result_does_not_depend_on_the_hash_seed() -> None:
-    command = [sys.executable, "-c", "from tests.cpu.test_canonicalize import digest; print(digest())"]
-    path = os.pathsep.join(str(p) for p in (ROOT, ROOT / "src"))
+    command = [sys.executable, "-c", "from test_canonicalize import digest; print(digest())"]
+    path = os.pathsep.join(str(p) for p in (ROOT / "src", ROOT / "tests", ROOT / "tests" / "cpu"))
     digests = {
         subprocess.run(command, env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": s}, capture_output=True, text=True, check=True).stdout
         for s in ("1", "2")
     }
     assert len(digests) == 1 and digests == {digest() + "\n"}
+
+
+def test_external_weights_fold(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(mobile_block(17), path, save_as_external_data=True, location="weights", size_threshold=0)
+    view = View(onnx.load(path, load_external_data=False), tmp_path)
+    report = canonicalize(view, infer(view), lambda: infer(view))
+    assert {"fold-batchnorm", "fold-pad"} <= {a.rule for a in report.applied}
+    after = export_view(view)
+    onnx.load_external_data_for_model(after, str(tmp_path))
+    feeds = feeds_for(mobile_block(17))
+    np.testing.assert_allclose(run(mobile_block(17), feeds)[0], run(after, feeds)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_missing_external_weights_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(mobile_block(17), path, save_as_external_data=True, location="weights", size_threshold=0)
+    (tmp_path / "weights").unlink()
+    view = View(onnx.load(path, load_external_data=False), tmp_path)
+    with pytest.raises(ModelError, match="cannot be read"):
+        canonicalize(view, infer(view))

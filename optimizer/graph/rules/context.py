@@ -82,7 +82,9 @@ class Context:
     def same_shape(self, a: Tensor, b: Tensor) -> bool:
         """Whether two tensors are proven to have one shape."""
         left, right = self.shape(a), self.shape(b)
-        return left is not None and right is not None and len(left) == len(right) and all(p == q or self.shapes.equal(p, q) for p, q in zip(left, right))
+        if left is None or right is None or len(left) != len(right):
+            return False
+        return all(p == q or self.shapes.equal(p, q) for p, q in zip(left, right, strict=True))
 
     def ints(self, tensor: Tensor) -> list[int] | None:
         """Elements of an integer tensor whose values are all known, in row-major order."""

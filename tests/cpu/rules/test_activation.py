@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from onnx import NodeProto, TensorProto
 
+from activation_spellings import activation_model, spellings
+from rule_harness import check, model, node, optimize
 from tilewright.optimizer.graph.activations import match_activation
 from tilewright.optimizer.graph.view import View, producer
-
-from .harness import check, model, node, optimize
-from .spellings import activation_model, spellings
 
 CASES = [(opset, kind, name) for opset in (9, 11, 13, 17, 20) for kind, ways in spellings(opset).items() for name, _ in ways]
 OPS = {"relu": "Relu", "clip": "Clip", "leaky_relu": "LeakyRelu", "prelu": "PRelu", "sigmoid": "Sigmoid", "tanh": "Tanh", "hard_sigmoid": "HardSigmoid"}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from .harness import check, model, node, optimize, weights
+from rule_harness import check, model, node, optimize, weights
 
 AFTER, BEFORE = "fold-scale-after", "fold-scale-before"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import NodeProto, TensorProto
 
-from .harness import check, feeds_for, model, node, optimize, run, weights
+from rule_harness import check, feeds_for, model, node, optimize, run, weights
 
 REASON = "fold-batchnorm"
 

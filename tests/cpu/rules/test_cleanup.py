@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from .harness import check, feeds_for, model, node, optimize, run, weights
+from rule_harness import check, feeds_for, model, node, optimize, run, weights
 
 
 def test_dead_chain_goes_and_unused_weights_with_it() -> None:
@@ -240,7 +240,7 @@ def test_scales_of_dynamic_quantisation_stay_apart() -> None:
 def test_unknown_op_of_the_default_domain_is_passed_through() -> None:
     nodes = [node("DCNv2_TRT", ["x"], "a"), node("DCNv2_TRT", ["x"], "b"), node("Add", ["a", "b"], "c"), node("Identity", ["c"], "y")]
     m = model(nodes, {"x": [3]}, ["y"])
-    from tests.export_view import export_view
+    from export_view import export_view
     from tilewright.optimizer.graph.canonicalize import canonicalize
     from tilewright.optimizer.graph.shapes import infer
     from tilewright.optimizer.graph.view import View

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from .harness import check, model, node, optimize, weights
+from rule_harness import check, model, node, optimize, weights
 
 
 def test_chain_of_constants_becomes_one_of_the_same_name() -> None:

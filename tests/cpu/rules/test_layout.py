@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import NodeProto, TensorProto
 
-from .harness import check, model, node, optimize
+from rule_harness import check, model, node, optimize
 
 
 @pytest.mark.parametrize(

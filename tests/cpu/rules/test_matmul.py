@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from .harness import check, model, node, optimize, weights
+from rule_harness import check, model, node, optimize, weights
 
 
 @pytest.mark.parametrize("order", [["a", "b"], ["b", "a"]])

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
 
-from tests.export_view import export_view
+from export_view import export_view
 from tilewright.optimizer.graph.canonicalize import CanonicalizeReport, canonicalize
 from tilewright.optimizer.graph.shapes import infer
 from tilewright.optimizer.graph.view import View

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
-from .harness import model, node
+from rule_harness import model, node
 
 Spelling = tuple[str, list[NodeProto]]
 
