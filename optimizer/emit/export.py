@@ -17,8 +17,8 @@ def export_model(view: View, functions: Iterable[FunctionProto] = (), domains: I
     """The model that ``view`` says.
 
     Names, order and types of inputs and outputs, metadata, doc strings, annotations and functions come from the original; a node, a
-    sub-graph or an initializer that did not change keeps its bytes. Local ``functions`` raise the IR version to 8 where it was lower; at
-    IR 3 initializers then leave ``graph.input``, where that version had to list them.
+    sub-graph or an initializer that did not change keeps its bytes. Local ``functions`` raise the IR version to 8 where it was lower. IR 3
+    lists every initializer among ``graph.input``: new ones are added there, and all leave it where the version is raised.
     """
     original = view.model
     model = ModelProto()
@@ -32,12 +32,21 @@ def export_model(view: View, functions: Iterable[FunctionProto] = (), domains: I
                 model.opset_import.append(helper.make_opsetid(domain, version))
         model.ir_version = max(model.ir_version, FUNCTION_IR_VERSION)
     _export_graph(view.graph, model.graph)
-    if original.ir_version < 4 <= model.ir_version:
-        initializers = {t.name for t in original.graph.initializer}
-        for index in reversed(range(len(model.graph.input))):
-            if model.graph.input[index].name in initializers:
-                del model.graph.input[index]
+    if original.ir_version < 4:
+        _list_initializers(model, original)
     return model
+
+
+def _list_initializers(model: ModelProto, original: ModelProto) -> None:
+    old = {t.name for t in original.graph.initializer}
+    now = {t.name: t for t in model.graph.initializer}
+    for index in reversed(range(len(model.graph.input))):
+        name = model.graph.input[index].name
+        if name in old and (model.ir_version >= 4 or name not in now):
+            del model.graph.input[index]
+    if model.ir_version < 4:
+        listed = {i.name for i in model.graph.input}
+        model.graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in now.values() if t.name not in listed)
 
 
 def _copy_fields(source: Message, target: Message, skip: tuple[str, ...]) -> None:
@@ -66,15 +75,15 @@ def _export_graph(graph: gs.Graph, out: GraphProto, outer: frozenset[Constant] =
 
 
 def _export_initializers(graph: gs.Graph, out: GraphProto, outer: frozenset[Constant]) -> None:
+    """What ``graph.constants`` holds, in the original's order first, and constants that its nodes read and no outer graph defines."""
     origin: GraphProto = graph.origin
-    mine = {t.name: t for t in constants_used(graph) if t not in outer and (t.origin is None or any(t is c for c in graph.constants))}
-    read = _names_read(graph)
-    inputs = {i.name for i in origin.input}
+    mine = {t.name: t for t in [*graph.constants, *constants_used(graph)] if t not in outer or t in graph.constants}
+    overridable = {t.name for t in graph.inputs if not isinstance(t, Constant)}
     for tensor in origin.initializer:
         constant = mine.pop(tensor.name, None)
-        if constant is not None and constant.origin is not tensor:
-            out.initializer.append(export_constant(constant))
-        elif constant is not None or tensor.name in read or tensor.name in inputs:
+        if constant is not None:
+            out.initializer.append(tensor if constant.origin is tensor else export_constant(constant))
+        elif tensor.name in overridable:
             out.initializer.append(tensor)
     out.initializer.extend(export_constant(constant) for constant in mine.values())
 
@@ -86,15 +95,6 @@ def constants_used(graph: gs.Graph) -> Iterator[Constant]:
         if isinstance(tensor, Constant) and tensor.name and tensor not in seen:
             seen.add(tensor)
             yield tensor
-
-
-def _names_read(graph: gs.Graph) -> set[str]:
-    names = {t.name for t in graph.outputs}
-    for node in graph.nodes:
-        names.update(t.name for t in node.inputs)
-        for sub in subgraphs(node):
-            names |= _names_read(sub)
-    return names
 
 
 def export_constant(constant: Constant, name: str | None = None) -> TensorProto:

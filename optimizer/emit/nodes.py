@@ -9,7 +9,7 @@ import numpy as np
 from onnx import FunctionProto, ModelProto
 
 from ..errors import TilewrightError
-from ..graph.view import Constant, Node, Variable, View, insert_before, remove_node, toposort
+from ..graph.view import Constant, Node, Variable, View, insert_before, is_output, remove_node, toposort
 from ..jit.build import Image
 from ..lower.lowered import NHWC, LoweredRegion
 from .export import export_node
@@ -108,15 +108,20 @@ def _splice(view: View, lowered: LoweredRegion, op: str, attrs: Mapping[str, obj
         if key not in packed:
             base = weights.source.name if weights.source is not None and weights.source.name else f"{region.output.name}_{weights.role}"
             packed[key] = view.constant(f"{base}_packed" if weights.layout else base, weights.values)
+            region.graph.constants.append(packed[key])
         inputs.append(packed[key])
     outputs = [_port_tensor(view, p.tensor, p.layout, nhwc) for p in lowered.outputs]
     nodes = region.nodes
     name = view.fresh(f"{KIND}_{nodes[0].name or region.output.name}")
     made = Node(op, inputs, (), dict(attrs), name, DOMAIN, rule="regions")
     insert_before(region.graph, nodes[-1], [made])
+    read = {t for node in nodes for t in node.inputs if isinstance(t, Constant)}
     for node in nodes:
         remove_node(region.graph, node)
     made.outputs = outputs
+    annotated = {p.value for a in view.model.graph.quantization_annotation for p in a.quant_parameter_tensor_names}
+    for graph in view.graphs():
+        graph.constants = [c for c in graph.constants if c not in read or c.outputs or is_output(graph, c) or c.name in annotated]
     return made
 
 

@@ -127,9 +127,11 @@ class _Rewrite:
             graph.nodes[:] = nodes
 
     def _drop_unread_constants(self) -> None:
-        """Constant nodes that only converted nodes read: their values would be stored twice."""
+        """Constants that only converted nodes read: their values would be stored twice."""
         returned = {t for g in self.view.graphs() for t in g.outputs}
         converted = {producer(t) for t, _ in self.constants}
         for graph in self.view.graphs():
             for node in [n for n in graph.nodes if n in converted and not any(consumers(t) or t in returned for t in n.outputs)]:
                 remove_node(graph, node)
+            replaced = {t for t, _ in self.constants if isinstance(t, Constant)} - returned
+            graph.constants = [c for c in graph.constants if c not in replaced or c.outputs]
