@@ -15,7 +15,7 @@ class OutputError:
 
     Attributes:
         name: Output name.
-        relative: ||value - reference|| / ||reference|| over the finite elements, float64; for integers and strings the share that differs.
+        relative: ||value - reference|| / ||reference|| (see ``scale`` of :func:`compare`) over the finite elements, float64; for integers and strings the share that differs.
         max_abs: Largest absolute difference.
         problem: What no figure says (dtype, shape, NaN where there was none), or ''.
     """
@@ -29,10 +29,14 @@ class OutputError:
         return f"{self.name}: {self.problem}" if self.problem else f"{self.name}: relative {self.relative:.2e}, max {self.max_abs:.2e}"
 
 
-def compare(name: str, reference: Any, value: Any, same_dtype: bool = True) -> OutputError:
-    """How ``value`` differs from ``reference``: arrays, or lists of arrays for sequences, or None for an empty optional."""
+def compare(name: str, reference: Any, value: Any, same_dtype: bool = True, scale: float = 0.0) -> OutputError:
+    """How ``value`` differs from ``reference``: arrays, or lists of arrays for sequences, or None for an empty optional.
+
+    ``scale`` is the root mean square below which a reference is not taken for the measure: probabilities that are all 1e-5 agree if they agree
+    to 1e-5, since the sigmoid and softmax of ONNX Runtime's CPU provider are accurate on the scale of 1 and no finer.
+    """
     if isinstance(reference, list) or isinstance(value, list):
-        return _compare_lists(name, reference, value, same_dtype)
+        return _compare_lists(name, reference, value, same_dtype, scale)
     if reference is None or value is None:
         return OutputError(name, 0.0, 0.0, "" if reference is value else "one of the two has no value")
     if not isinstance(reference, np.ndarray):
@@ -52,15 +56,15 @@ def compare(name: str, reference: Any, value: Any, same_dtype: bool = True) -> O
         return OutputError(name, 1.0, float("inf"), f"{int((a[infinite] != b[infinite]).sum())} elements are infinite on one side only")
     finite = np.isfinite(a)
     a, b = a[finite], b[finite]
-    difference, norm = float(np.linalg.norm(a - b)), float(np.linalg.norm(a))
+    difference, norm = float(np.linalg.norm(a - b)), max(float(np.linalg.norm(a)), scale * a.size**0.5)
     relative = difference / norm if norm else (0.0 if difference == 0 else difference)
     return OutputError(name, relative, float(np.abs(a - b).max(initial=0.0)))
 
 
-def _compare_lists(name: str, reference: Any, value: Any, same_dtype: bool) -> OutputError:
+def _compare_lists(name: str, reference: Any, value: Any, same_dtype: bool, scale: float) -> OutputError:
     if not isinstance(reference, list) or not isinstance(value, list) or len(reference) != len(value):
         return OutputError(name, 1.0, 0.0, "sequences of different length")
-    return worst([compare(f"{name}[{i}]", a, b, same_dtype) for i, (a, b) in enumerate(zip(reference, value, strict=True))], name)
+    return worst([compare(f"{name}[{i}]", a, b, same_dtype, scale) for i, (a, b) in enumerate(zip(reference, value, strict=True))], name)
 
 
 def worst(errors: Sequence[OutputError], name: str = "") -> OutputError:

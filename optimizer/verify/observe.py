@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from onnx import ModelProto
 
@@ -10,15 +11,19 @@ from ..graph.view import Constant, Node, Tensor, View, producer, subgraphs
 
 RANDOM_OPS = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
 DISCRETE_OPS = ("TopK", "ArgMax", "ArgMin", "NonMaxSuppression", "NonZero", "Unique")
+PROBABILITY_OPS = ("Sigmoid", "Softmax", "HardSigmoid")
+PROBABILITY_SCALE = 0.1  # of the range of 1: root mean square below which their error is measured on the scale, not on the value
+MOVING_OPS = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Concat")
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Names to compare: ``outputs`` of the model, and inner tensors that feed discrete ops, ``probes``."""
+    """Names to compare: ``outputs`` of the model, and inner tensors that feed discrete ops, ``probes``; ``scales`` of those that are probabilities."""
 
     outputs: tuple[str, ...]
     probes: tuple[str, ...]
     skipped: tuple[str, ...]
+    scales: Mapping[str, float] = field(default_factory=dict)
 
 
 def observe(view: View) -> Observed:
@@ -38,7 +43,16 @@ def observe(view: View) -> Observed:
                 tainted[tensor] = "random" if "random" in kinds else "discrete"
     outputs = [t.name for t in view.graph.outputs if t not in tainted]
     skipped = [t.name for t in view.graph.outputs if t in tainted]
-    return Observed(tuple(outputs), tuple(p for p in probes if p not in outputs), tuple(skipped))
+    scales = {t.name: probability_scale(t) for node in view.graph.nodes for t in node.outputs if t.name in probes or t in view.graph.outputs}
+    return Observed(tuple(outputs), tuple(p for p in probes if p not in outputs), tuple(skipped), {k: v for k, v in scales.items() if v})
+
+
+def probability_scale(tensor: Tensor) -> float:
+    """:data:`PROBABILITY_SCALE` for the result of a sigmoid or softmax, moved about or not; 0 for any other tensor."""
+    node = producer(tensor)
+    while node is not None and node.standard(*MOVING_OPS):
+        node = producer(node.inputs[0])
+    return PROBABILITY_SCALE if node is not None and node.standard(*PROBABILITY_OPS) else 0.0
 
 
 def _has(node: Node, ops: tuple[str, ...]) -> bool:

@@ -15,6 +15,7 @@ from ..graph.view import Variable
 from ..result import Check
 from .compare import compare
 from .inputs import random_array
+from .observe import PROBABILITY_OPS, PROBABILITY_SCALE
 from .session import cpu_session, gpu_available, gpu_session
 from .upcast import upcast, upcast_inputs
 from .verify import FLOAT_BOUND, KERNEL_FACTOR, KERNEL_FLOOR
@@ -32,26 +33,25 @@ def check_region(emitted: EmittedNode, shapes: Shapes, seed: int = 0) -> list[Ch
     rng = np.random.default_rng(seed)
     inputs = {}
     for port in emitted.lowered.inputs:
-        shape = _concrete(port.tensor, shapes)
-        if shape is None:
-            return []
+        shape = _concrete(port.tensor, shapes) or (1, port.channels, *[UNKNOWN_DIM] * (region.rank - 2))
         inputs[port.tensor.name] = random_array(rng, region.dtype, shape)
     half = region.dtype == TensorProto.FLOAT16
+    scale = PROBABILITY_SCALE if emitted.reference.graph.node[-1].op_type in PROBABILITY_OPS else 0.0
     try:
         truth_model = upcast(emitted.reference) if half else emitted.reference
         truth = cpu_session(truth_model, optimize=False).run(None, upcast_inputs(inputs) if half else inputs)[0]
     except Exception:
         return []
-    checks = [_check(region.label, "body, CPU", truth, cpu_session(emitted.standalone).run(None, inputs)[0], KERNEL_FLOOR if half else FLOAT_BOUND)]
+    checks = [_check(region.label, "body, CPU", scale, truth, cpu_session(emitted.standalone).run(None, inputs)[0], KERNEL_FLOOR if half else FLOAT_BOUND)]
     if gpu_available():
-        vendor = compare("", truth, gpu_session(emitted.reference, kernels=False).run(None, inputs)[0], same_dtype=False)
+        vendor = compare("", truth, gpu_session(emitted.reference, kernels=False).run(None, inputs)[0], same_dtype=False, scale=scale)
         bound = max(KERNEL_FLOOR, KERNEL_FACTOR * vendor.relative)
-        checks.append(_check(region.label, "kernel, GPU", truth, gpu_session(emitted.standalone, kernels=True).run(None, inputs)[0], bound))
+        checks.append(_check(region.label, "kernel, GPU", scale, truth, gpu_session(emitted.standalone, kernels=True).run(None, inputs)[0], bound))
     return checks
 
 
-def _check(label: str, what: str, truth: np.ndarray, value: np.ndarray, bound: float) -> Check:
-    error = compare(what, truth, value, same_dtype=False)
+def _check(label: str, what: str, scale: float, truth: np.ndarray, value: np.ndarray, bound: float) -> Check:
+    error = compare(what, truth, value, same_dtype=False, scale=scale)
     return Check(f"{label}: {what}", error.relative, error.max_abs, bound, error.problem, region=label)
 
 
@@ -62,7 +62,7 @@ def _concrete(tensor: Variable, shapes: Shapes) -> tuple[int, ...] | None:
     sizes = []
     for axis, dim in enumerate(shape):
         if isinstance(dim, sympy.Expr):
-            value = dim.subs({s: UNKNOWN_DIM for s in dim.free_symbols})
+            value = dim.subs(dict.fromkeys(dim.free_symbols, UNKNOWN_DIM))
             if not value.is_Integer or value <= 0:
                 return None
             dim = int(value)

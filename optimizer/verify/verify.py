@@ -96,7 +96,7 @@ def reference(source: LoadedModel, view: View, shapes: Shapes, config: OptimizeC
             failure = _first_line(cause)
             continue
         truth = run(cpu_session(upcast(probed)), upcast_inputs(inputs), names) if half else own  # type: ignore[arg-type]
-        error = worst(_compare_all(names, truth, own, same_dtype=not half)).relative if half else 0.0
+        error = worst(_compare_all(names, truth, own, observed)).relative if half else 0.0
         return Reference(inputs, truth, error, observed, in_memory)
     raise CannotCompare(f"the original runs on no input that was tried ({failure})")
 
@@ -112,8 +112,8 @@ def _first_line(cause: BaseException) -> str:
     return str(cause).strip().splitlines()[0][:300] if str(cause).strip() else type(cause).__name__
 
 
-def _compare_all(names: Sequence[str], expected: Mapping[str, Any], got: Mapping[str, Any], same_dtype: bool) -> list[OutputError]:
-    return [compare(n, expected[n], got[n], same_dtype) for n in names]
+def _compare_all(names: Sequence[str], expected: Mapping[str, Any], got: Mapping[str, Any], observed: Observed) -> list[OutputError]:
+    return [compare(n, expected[n], got[n], same_dtype=False, scale=observed.scales.get(n, 0.0)) for n in names]
 
 
 def verify(ref: Reference, canonical: ModelProto | None, rewritten: Path, config: OptimizeConfig, precision_changed: bool) -> list[Check]:
@@ -154,7 +154,7 @@ def _largest(ref: Reference, session: Any) -> float:
 def _errors(ref: Reference, session: Any) -> list[OutputError]:
     takes = {i.name: i.type for i in session.get_inputs()}
     inputs = {k: v.astype(np.float16) if takes.get(k) == "tensor(float16)" and v.dtype == np.float32 else v for k, v in ref.inputs.items() if k in takes}
-    return _compare_all(ref.names, ref.truth, run(session, inputs, ref.names), same_dtype=False)
+    return _compare_all(ref.names, ref.truth, run(session, inputs, ref.names), ref.observed)
 
 
 def _check(what: str, ref: Reference, session: Any, bound: float, config: OptimizeConfig) -> Check:
