@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -61,6 +62,7 @@ class Run:
         self.report(name)
         start = time.perf_counter()
         yield
+        gc.collect()  # NOTE: views are cyclic and hold weights; without this they outlive their stage
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 

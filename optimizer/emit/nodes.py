@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import FunctionProto, ModelProto
+from onnx import FunctionProto, ModelProto, NodeProto
 
 from ..errors import TilewrightError
 from ..graph.view import Constant, Node, Variable, View, insert_before, is_output, remove_node, toposort
@@ -14,7 +14,7 @@ from ..jit.build import Image
 from ..lower.lowered import NHWC, LoweredRegion
 from .export import export_node
 from .fallback import body_key, function_body
-from .standalone import reference_model, standalone_model
+from .standalone import RegionModels
 
 DOMAIN = "tilewright"
 DOMAIN_VERSION = 1
@@ -33,14 +33,20 @@ class EmittedNode:
     Attributes:
         op: Its op name, which is also its function's.
         first_of_body: Whether it is the first node with this body.
-        reference, standalone: The same region as two models of their own (see :mod:`.standalone`), for verification.
+        models: The same region as two models of their own, for verification.
+        call, function: The node with every image that it needs, and its body.
     """
 
     lowered: LoweredRegion
     op: str
     first_of_body: bool
-    reference: ModelProto
-    standalone: ModelProto
+    models: RegionModels
+    call: NodeProto
+    function: FunctionProto
+
+    def standalone(self) -> ModelProto:
+        """The node by itself as a model that takes and gives what :meth:`RegionModels.reference` does."""
+        return self.models.standalone(self.call, self.function)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +71,9 @@ def emit_nodes(view: View, lowered: Sequence[LoweredRegion], images: Mapping[str
     nhwc: dict[Variable, Variable] = {}
     packed: dict[tuple[object, ...], Constant] = {}
     carried: set[str] = set()
-    models = [reference_model(r.region, view) for r in lowered]
+    models = [RegionModels(r, view) for r in lowered]
     emitted = []
-    for region, reference in zip(lowered, models, strict=True):
+    for region, own in zip(lowered, models, strict=True):
         body = function_body(region, view.opset)
         key = body_key(body, region.region)
         first = key not in functions
@@ -94,7 +100,7 @@ def emit_nodes(view: View, lowered: Sequence[LoweredRegion], images: Mapping[str
         proto = export_node(shell)
         shell.inputs.clear()
         shell.outputs.clear()
-        emitted.append(EmittedNode(region, function.name, first, reference, standalone_model(region, proto, function, view)))
+        emitted.append(EmittedNode(region, function.name, first, own, proto, function))
     for graph in {id(r.region.graph): r.region.graph for r in lowered}.values():
         toposort(graph)
     return Emission(tuple(emitted), tuple(functions.values()))

@@ -11,21 +11,34 @@ from .export import FUNCTION_IR_VERSION, export_constant, export_node
 from .writer import Writer
 
 
-def reference_model(region: Region, view: View) -> ModelProto:
-    """The nodes that ``region`` replaces, on the region's inputs; one output, channels first."""
-    nodes = region.nodes
-    read = dict.fromkeys(t for n in nodes for t in n.inputs)
-    constants = [t for t in read if isinstance(t, Constant) and t.name]
-    makers = dict.fromkeys(t.inputs[0] for t in read if t.inputs and t.inputs[0].standard("Constant"))
-    protos = [*map(export_node, makers), *map(export_node, nodes)]
-    return _model(region, protos, [export_constant(c) for c in constants], list(view.model.opset_import), [])
+class RegionModels:
+    """Makes both models of one region on demand, so that no weights are copied for regions that nobody checks.
+
+    Takes the region before emit changes the view; holds its nodes as protobuf and its weights by reference.
+    """
+
+    def __init__(self, lowered: LoweredRegion, view: View) -> None:
+        self._lowered, self._opset, self._opsets = lowered, view.opset, list(view.model.opset_import)
+        nodes = lowered.region.nodes
+        read = dict.fromkeys(t for n in nodes for t in n.inputs)
+        makers = dict.fromkeys(t.inputs[0] for t in read if t.inputs and t.inputs[0].standard("Constant"))
+        self._constants = [t for t in read if isinstance(t, Constant) and t.name]
+        self._nodes = [*map(export_node, makers), *map(export_node, nodes)]
+        self.last_op: str = nodes[-1].op
+
+    def reference(self) -> ModelProto:
+        """The nodes that the region replaces, on the region's inputs; one output, channels first."""
+        return _model(self._lowered.region, self._nodes, [export_constant(c) for c in self._constants], self._opsets, [])
+
+    def standalone(self, node: NodeProto, function: FunctionProto) -> ModelProto:
+        """The custom ``node`` on the same inputs and output, layouts changed around it by standard ops."""
+        return _standalone(self._lowered, node, function, self._opset, self._opsets)
 
 
-def standalone_model(lowered: LoweredRegion, node: NodeProto, function: FunctionProto, view: View) -> ModelProto:
-    """The custom ``node`` of ``lowered`` on the same inputs and output as :func:`reference_model`, layouts changed around it by standard ops."""
+def _standalone(lowered: LoweredRegion, node: NodeProto, function: FunctionProto, opset: int, opsets: list[OperatorSetIdProto]) -> ModelProto:
     region = lowered.region
     layout = (region.rank, region.compute)
-    writer = Writer(view.opset)
+    writer = Writer(opset)
     call = NodeProto()
     call.CopyFrom(node)
     for i, port in enumerate(lowered.inputs):
@@ -39,8 +52,7 @@ def standalone_model(lowered: LoweredRegion, node: NodeProto, function: Function
     result = writer.from_nhwc("y0", port.channels, *layout) if port.layout == NHWC else "y0"
     writer.emit("Identity", [result], output=region.output.name)
     weights = [numpy_helper.from_array(p.values, f"w{i}") for i, p in enumerate(lowered.packed)]
-    opsets = [*view.model.opset_import, helper.make_opsetid(node.domain, 1)]
-    return _model(region, writer.nodes, weights, opsets, [function])
+    return _model(region, writer.nodes, weights, [*opsets, helper.make_opsetid(node.domain, 1)], [function])
 
 
 def _model(region: Region, nodes: list[NodeProto], weights: list[object], opsets: list[OperatorSetIdProto], functions: list[FunctionProto]) -> ModelProto:

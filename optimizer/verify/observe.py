@@ -25,6 +25,11 @@ class Observed:
     skipped: tuple[str, ...]
     scales: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def plain(self) -> bool:
+        """Whether exactly the model's outputs are compared, so that no model has to be changed for it."""
+        return not self.probes and not self.skipped
+
 
 def observe(view: View) -> Observed:
     """What to compare of the model that ``view`` shows, before it is changed."""

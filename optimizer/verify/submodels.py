@@ -26,8 +26,6 @@ UNKNOWN_DIM = 24
 
 def check_region(emitted: EmittedNode, shapes: Shapes, seed: int = 0) -> list[Check]:
     """Compares one custom node with the nodes that it replaced; nothing where no consistent shapes of its inputs are known.
-
-    NOTE: takes the region as planned, before emit changed the view: its nodes are read from ``emitted.reference``.
     """
     region = emitted.lowered.region
     rng = np.random.default_rng(seed)
@@ -36,17 +34,19 @@ def check_region(emitted: EmittedNode, shapes: Shapes, seed: int = 0) -> list[Ch
         shape = _concrete(port.tensor, shapes) or (1, port.channels, *[UNKNOWN_DIM] * (region.rank - 2))
         inputs[port.tensor.name] = random_array(rng, region.dtype, shape)
     half = region.dtype == TensorProto.FLOAT16
-    scale = PROBABILITY_SCALE if emitted.reference.graph.node[-1].op_type in PROBABILITY_OPS else 0.0
+    scale = PROBABILITY_SCALE if emitted.models.last_op in PROBABILITY_OPS else 0.0
     try:
-        truth_model = upcast(emitted.reference) if half else emitted.reference
+        reference = emitted.models.reference()
+        truth_model = upcast(reference) if half else reference
         truth = cpu_session(truth_model, optimize=False).run(None, upcast_inputs(inputs) if half else inputs)[0]
     except Exception:
         return []
-    checks = [_check(region.label, "body, CPU", scale, truth, cpu_session(emitted.standalone).run(None, inputs)[0], KERNEL_FLOOR if half else FLOAT_BOUND)]
+    standalone = emitted.standalone()
+    checks = [_check(region.label, "body, CPU", scale, truth, cpu_session(standalone).run(None, inputs)[0], KERNEL_FLOOR if half else FLOAT_BOUND)]
     if gpu_available():
-        vendor = compare("", truth, gpu_session(emitted.reference, kernels=False).run(None, inputs)[0], same_dtype=False, scale=scale)
+        vendor = compare("", truth, gpu_session(reference, kernels=False).run(None, inputs)[0], same_dtype=False, scale=scale)
         bound = max(KERNEL_FLOOR, KERNEL_FACTOR * vendor.relative)
-        checks.append(_check(region.label, "kernel, GPU", scale, truth, gpu_session(emitted.standalone, kernels=True).run(None, inputs)[0], bound))
+        checks.append(_check(region.label, "kernel, GPU", scale, truth, gpu_session(standalone, kernels=True).run(None, inputs)[0], bound))
     return checks
 
 

@@ -95,15 +95,15 @@ def reference(source: LoadedModel, view: View, shapes: Shapes, config: OptimizeC
         except Exception as cause:
             failure = _first_line(cause)
             continue
-        truth = run(cpu_session(upcast(probed)), upcast_inputs(inputs), names) if half else own  # type: ignore[arg-type]
+        truth = run(cpu_session(upcast(with_probes(source.proto, observed))), upcast_inputs(inputs), names) if half else own
         error = worst(_compare_all(names, truth, own, observed)).relative if half else 0.0
         return Reference(inputs, truth, error, observed, in_memory)
     raise CannotCompare(f"the original runs on no input that was tried ({failure})")
 
 
 def _probed(source: LoadedModel, observed: Observed, in_memory: bool) -> ModelProto | Path:
-    if not in_memory:
-        assert source.path is not None
+    """The model with what is compared as its outputs; the file itself where that is what it has anyway."""
+    if source.path is not None and (not in_memory or observed.plain):
         return source.path
     return with_probes(source.proto, observed)
 
@@ -128,21 +128,25 @@ def verify(ref: Reference, canonical: ModelProto | None, rewritten: Path, config
         One check a provider and output group; a failed one is in the list too.
     """
     half = precision_changed or ref.own_error > 0
-    source: Source = rewritten
-    if ref.in_memory:
-        model = onnx.load(str(rewritten))
-        source = with_probes(model, ref.observed).SerializeToString()
-        del model
-    base = with_probes(canonical, ref.observed).SerializeToString() if canonical is not None and ref.in_memory else None
+    base = canonical if ref.in_memory else None
+
+    def of_base(gpu: bool) -> Any:
+        assert base is not None
+        model = with_probes(base, ref.observed)
+        return gpu_session(model, kernels=False) if gpu else cpu_session(model)
+
+    def of_result() -> Source | ModelProto:
+        return with_probes(onnx.load(str(rewritten)), ref.observed) if ref.in_memory and not ref.observed.plain else rewritten
+
     checks = []
-    cpu_error = _largest(ref, cpu_session(base)) if base is not None and half else ref.own_error
+    cpu_error = _largest(ref, of_base(gpu=False)) if base is not None and half else ref.own_error
     if base is not None and not half:
-        checks.append(_check("canonicalized, CPU", ref, cpu_session(base), FLOAT_BOUND, config))
+        checks.append(_check("canonicalized, CPU", ref, of_base(gpu=False), FLOAT_BOUND, config))
     body_bound = max(KERNEL_FLOOR, KERNEL_FACTOR * cpu_error) if half else FLOAT_BOUND
-    checks.append(_check("function bodies, CPU", ref, cpu_session(source), body_bound, config))
+    checks.append(_check("function bodies, CPU", ref, cpu_session(of_result()), body_bound, config))
     if gpu_available():
-        vendor_error = _largest(ref, gpu_session(base, kernels=False)) if base is not None else ref.own_error
-        checks.append(_check("kernels, GPU", ref, gpu_session(source, kernels=True), max(KERNEL_FLOOR, KERNEL_FACTOR * vendor_error), config))
+        vendor_error = _largest(ref, of_base(gpu=True)) if base is not None else ref.own_error
+        checks.append(_check("kernels, GPU", ref, gpu_session(of_result(), kernels=True), max(KERNEL_FLOOR, KERNEL_FACTOR * vendor_error), config))
     return checks
 
 

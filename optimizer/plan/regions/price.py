@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ...target import DeviceSpec
@@ -55,7 +56,7 @@ class Pricing:
         """Bytes that a stage must move: input, weights, operands, output."""
         before, after = self.pixels(stage, region.rank)
         elements = before * stage.channels_in + after * stage.channels_out * (1 + sum(not op.gate for op in stage.epilogue if op.tensor is not None))
-        weights = stage.weights.values.size if stage.weights is not None else 0
+        weights = math.prod(stage.weights.shape) if stage.weights is not None else 0
         return float(ELEMENT_BYTES[region.compute] * (elements + weights))
 
     def stage_us(self, stage: Stage, region: Region) -> float:
