@@ -40,12 +40,14 @@ def googlenet(net: Network) -> Value:
 
 
 def _cell(net: Network, x: Value, one: int, reduce3: int, three: int, reduce5: int, five: int, projection: int) -> Value:
-    return net.concat([
-        _unit(net, x, one, 1, "branch1"),
-        _unit(net, _unit(net, x, reduce3, 1, "branch2.0"), three, 3, "branch2.1"),
-        _unit(net, _unit(net, x, reduce5, 1, "branch3.0"), five, 3, "branch3.1"),
-        _unit(net, net.max_pool(x, 3, 1, padding=1, ceil=True), projection, 1, "branch4.1", gain=_POOLED),
-    ])
+    return net.concat(
+        [
+            _unit(net, x, one, 1, "branch1"),
+            _unit(net, _unit(net, x, reduce3, 1, "branch2.0"), three, 3, "branch2.1"),
+            _unit(net, _unit(net, x, reduce5, 1, "branch3.0"), five, 3, "branch3.1"),
+            _unit(net, net.max_pool(x, 3, 1, padding=1, ceil=True), projection, 1, "branch4.1", gain=_POOLED),
+        ]
+    )
 
 
 def _unit(net: Network, x: Value, channels: int, kernel: int, name: str, stride: int = 1, gain: float = 1.0) -> Value:

@@ -56,8 +56,19 @@ class Network(Builder):
 
     # Layers with weights
 
-    def conv(self, x: Value, channels: int, kernel: int, *, name: str, stride: int = 1, padding: int = 0, groups: int = 1,
-             bias: float | None = None, gain: float = 1.0) -> Value:
+    def conv(
+        self,
+        x: Value,
+        channels: int,
+        kernel: int,
+        *,
+        name: str,
+        stride: int = 1,
+        padding: int = 0,
+        groups: int = 1,
+        bias: float | None = None,
+        gain: float = 1.0,
+    ) -> Value:
         """Conv. Weights are He-scaled by the variance that arrives, so that the result has variance ``gain**2``; a bias brings the mean to ``bias``."""
         depth = x.channels // groups
         with self.scope(name):
@@ -90,8 +101,21 @@ class Network(Builder):
         scale = gamma / np.sqrt(x.var + eps)
         return Value(out, (x.samples - x.mean[:, None]) * scale[:, None] + beta[:, None])
 
-    def conv_bn(self, x: Value, channels: int, kernel: int, *, conv: str, bn: str, stride: int = 1, padding: int | None = None, groups: int = 1,
-                act: str = "relu", eps: float = 1e-5, gain: float = 1.0) -> Value:
+    def conv_bn(
+        self,
+        x: Value,
+        channels: int,
+        kernel: int,
+        *,
+        conv: str,
+        bn: str,
+        stride: int = 1,
+        padding: int | None = None,
+        groups: int = 1,
+        act: str = "relu",
+        eps: float = 1e-5,
+        gain: float = 1.0,
+    ) -> Value:
         """Conv without bias, batch norm, activation ('' for none); padding defaults to 'same' for odd kernels."""
         pad = kernel // 2 if padding is None else padding
         y = self.conv(x, channels, kernel, name=conv, stride=stride, padding=pad, groups=groups)
@@ -156,8 +180,9 @@ class Network(Builder):
 
     def average_pool(self, x: Value, kernel: int, stride: int, *, padding: int = 0, count_include_pad: bool = True) -> Value:
         """AveragePool."""
-        out = self.op("AveragePool", x.name, ceil_mode=0, count_include_pad=int(count_include_pad), kernel_shape=[kernel] * 2, pads=[padding] * 4,
-                      strides=[stride] * 2)
+        out = self.op(
+            "AveragePool", x.name, ceil_mode=0, count_include_pad=int(count_include_pad), kernel_shape=[kernel] * 2, pads=[padding] * 4, strides=[stride] * 2
+        )
         return Value(out, np.mean(neighbours(self._rng, x.samples, _AVERAGE_POOL[kernel]), axis=0))
 
     def global_pool(self, x: Value) -> Value:

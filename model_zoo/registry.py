@@ -42,24 +42,31 @@ def _classifier(network: Callable[[Network], Value], parameters: int, family: Fa
     return ModelSpec(family, 224, parameters, MappingProxyType({"output": ("batch", 1000)}), network)
 
 
-MODELS: Mapping[str, ModelSpec] = MappingProxyType({
-    "googlenet": _classifier(inception.googlenet, 6_624_904),
-    "resnet18": _classifier(resnet.resnet18, 11_689_512),
-    "resnet50": _classifier(resnet.resnet50, 25_557_032),
-    "densenet121": _classifier(densenet.densenet121, 7_978_856),
-    "mobilenet_v2": _classifier(mobilenet.mobilenet_v2, 3_504_872),
-    "mobilenet_v3_large": _classifier(mobilenet.mobilenet_v3_large, 5_483_032),
-    "squeezenet1_1": _classifier(squeezenet.squeezenet1_1, 1_235_496),
-    "nasnetamobile": _classifier(nasnet.nasnetamobile, 5_289_978),
-    "unet": ModelSpec("cnn", 256, 31_037_698, MappingProxyType({"output": ("batch", 2, "height", "width")}), unet.unet),
-    "efficientnet_b0": _classifier(efficientnet.efficientnet_b0, 5_288_548),
-    "convnext_tiny": _classifier(convnext.convnext_tiny, 28_589_128),
-    "vgg16": _classifier(vgg.vgg16, 138_357_544),
-    "vit_b_16": _classifier(transformers.vit_b_16, 86_567_656, "vit"),
-    "bert_base": ModelSpec("bert", 128, 109_482_240, MappingProxyType({"last_hidden_state": ("batch", "sequence", 768), "pooler_output": ("batch", 768)}),
-                           transformers.bert_base),
-    "gpt2_small": ModelSpec("gpt", 128, 124_439_808, MappingProxyType({"logits": ("batch", "sequence", 50257)}), transformers.gpt2_small),
-})
+MODELS: Mapping[str, ModelSpec] = MappingProxyType(
+    {
+        "googlenet": _classifier(inception.googlenet, 6_624_904),
+        "resnet18": _classifier(resnet.resnet18, 11_689_512),
+        "resnet50": _classifier(resnet.resnet50, 25_557_032),
+        "densenet121": _classifier(densenet.densenet121, 7_978_856),
+        "mobilenet_v2": _classifier(mobilenet.mobilenet_v2, 3_504_872),
+        "mobilenet_v3_large": _classifier(mobilenet.mobilenet_v3_large, 5_483_032),
+        "squeezenet1_1": _classifier(squeezenet.squeezenet1_1, 1_235_496),
+        "nasnetamobile": _classifier(nasnet.nasnetamobile, 5_289_978),
+        "unet": ModelSpec("cnn", 256, 31_037_698, MappingProxyType({"output": ("batch", 2, "height", "width")}), unet.unet),
+        "efficientnet_b0": _classifier(efficientnet.efficientnet_b0, 5_288_548),
+        "convnext_tiny": _classifier(convnext.convnext_tiny, 28_589_128),
+        "vgg16": _classifier(vgg.vgg16, 138_357_544),
+        "vit_b_16": _classifier(transformers.vit_b_16, 86_567_656, "vit"),
+        "bert_base": ModelSpec(
+            "bert",
+            128,
+            109_482_240,
+            MappingProxyType({"last_hidden_state": ("batch", "sequence", 768), "pooler_output": ("batch", 768)}),
+            transformers.bert_base,
+        ),
+        "gpt2_small": ModelSpec("gpt", 128, 124_439_808, MappingProxyType({"logits": ("batch", "sequence", 50257)}), transformers.gpt2_small),
+    }
+)
 
 
 def names() -> list[str]:
@@ -67,8 +74,9 @@ def names() -> list[str]:
     return list(MODELS)
 
 
-def build(name: str, *, batch: Dim = 1, size: int | tuple[int, int] | str | None = None, dtype: Precision = "fp32", sequence: Dim | None = None,
-          seed: int = 0) -> onnx.ModelProto:
+def build(
+    name: str, *, batch: Dim = 1, size: int | tuple[int, int] | str | None = None, dtype: Precision = "fp32", sequence: Dim | None = None, seed: int = 0
+) -> onnx.ModelProto:
     """Builds a model with random weights, IR 8, opset 17, in the spelling of a PyTorch export before batch norms are folded.
 
     Equal arguments give equal bytes. Weights depend on ``seed`` and the model only, not on batch, image size (but for ViT's position table), sequence or

@@ -24,7 +24,7 @@ from .target import parse_targets
 
 EXIT_USAGE, EXIT_INTERNAL = 2, 4
 ISSUES = "https://github.com/tilewright/tilewright/issues"
-COMMANDS = ("inspect", "bench")
+COMMANDS = ("inspect",)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,16 +33,29 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="optimize", description="Rewrites an ONNX model so that its convolution regions run as fused CUDA kernels in ONNX Runtime.",
-                     epilog="Exit codes: 0 written, 1 the model or the file system, 2 usage, 3 verification failed, 4 internal error.")
+    parser = _Parser(
+        prog="optimize",
+        description="Rewrites an ONNX model so that its convolution regions run as fused CUDA kernels in ONNX Runtime.",
+        epilog="Exit codes: 0 written, 1 the model or the file system, 2 usage, 3 verification failed, 4 internal error.",
+    )
     parser.add_argument("model", help="an .onnx file, or zoo:NAME for a model of the zoo (zoo:list names them)")
     parser.add_argument("-o", "--output", type=Path, help="where the rewritten model goes; never the input")
-    parser.add_argument("--target", default=DEFAULT_TARGETS, metavar="T[,T]", help=f"image classes: portable, sm_80 ... sm_120a, native (default {DEFAULT_TARGETS})")
+    parser.add_argument(
+        "--target", default=DEFAULT_TARGETS, metavar="T[,T]", help=f"image classes: portable, sm_80 ... sm_120a, native (default {DEFAULT_TARGETS})"
+    )
     for flag, what in (("min", "smallest"), ("opt", "usual"), ("max", "largest")):
-        parser.add_argument(f"--{flag}-shapes", f"--{flag}Shapes", default="", metavar="NAME:1x3x224x224,...", help=f"{what} input shapes; they guide choices and freeze nothing")
+        parser.add_argument(
+            f"--{flag}-shapes",
+            f"--{flag}Shapes",
+            default="",
+            metavar="NAME:1x3x224x224,...",
+            help=f"{what} input shapes; they guide choices and freeze nothing",
+        )
     parser.add_argument("--dim", action="append", default=[], metavar="N=1..64", help="range of a named dim; may be repeated")
     parser.add_argument("--overwrite-input-shape", default="", metavar="NAME:1x3x224x224,...", help="freeze input shapes in the output")
-    parser.add_argument("--precision", default="match", metavar="|".join(PRECISIONS), help="arithmetic of the rewritten regions (default match: what ONNX Runtime would use)")
+    parser.add_argument(
+        "--precision", default="match", metavar="|".join(PRECISIONS), help="arithmetic of the rewritten regions (default match: what ONNX Runtime would use)"
+    )
     parser.add_argument("--keep-io-types", action=argparse.BooleanOptionalAction, default=True, help="keep float32 inputs and outputs at --precision fp16")
     parser.add_argument("--freeze-initializers", action="store_true", help="take initializers that are also inputs for constants")
     parser.add_argument("--passes", default=",".join(PASSES), metavar="P[,P]", help=f"any of {', '.join(PASSES)}, or none")
@@ -127,13 +140,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str, argv: Sequence[str]) -> int:
-    if name == "inspect":
-        from .inspect import main as inspect_main
+    from .inspect import main as inspect_main
 
-        return inspect_main(argv)
-    from .verify.bench import main as bench_main
-
-    return bench_main(argv)
+    return {"inspect": inspect_main}[name](argv)
 
 
 def _optimize(argv: Sequence[str]) -> int:
@@ -143,8 +152,9 @@ def _optimize(argv: Sequence[str]) -> int:
     config = _config(args)
     source = _source(args.model, args)
     console = Console(stderr=True)
-    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True,
-                  disable=args.quiet or not console.is_terminal) as progress:
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True, disable=args.quiet or not console.is_terminal
+    ) as progress:
         task = progress.add_task("loading")
         result = optimize(source, config, args.output, progress=lambda text: progress.update(task, description=text))
     if args.json:

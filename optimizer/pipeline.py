@@ -14,7 +14,7 @@ from onnx import FunctionProto, ModelProto
 
 from .config import OptimizeConfig
 from .emit.export import export_model, graph_changed
-from .emit.nodes import DOMAIN, DOMAIN_VERSION, MAX_BODIES, EmittedNode, Emission, TooManyBodies, emit_nodes
+from .emit.nodes import DOMAIN, DOMAIN_VERSION, MAX_BODIES, Emission, EmittedNode, TooManyBodies, emit_nodes
 from .emit.save import StagedOutput, check_output, stage_model, stage_unchanged, staged
 from .errors import VerificationError
 from .graph.canonicalize import CanonicalizeReport, canonicalize
@@ -272,9 +272,9 @@ def _stage_and_check(attempt: Attempt, rewritten: Rewritten | None, truth: Refer
         return []
     with run.stage("verify"):
         checks: list[Check] = []
-        for node in rewritten.emission.nodes if rewritten is not None else ():
+        for node, shapes in [(n, rewritten.shapes) for n in rewritten.emission.nodes] if rewritten is not None else []:
             if node.first_of_body:
-                checks += check_region(node, rewritten.shapes)
+                checks += check_region(node, shapes)
                 if not all(c.passed for c in checks):
                     return checks
         if isinstance(truth, CannotCompare):
@@ -322,7 +322,17 @@ def _write_unchanged(run: Run, loaded: LoadedModel, path: Path | None) -> Result
             size = output.nbytes
             files = output.commit()
     ops = _count_ops(loaded.proto)
-    return Result(loaded.label, tuple(files), ops, ops, refusals=tuple(run.refusals), notes=tuple(run.notes), bytes_before=_size(loaded), bytes_after=size, seconds=run.seconds)
+    return Result(
+        loaded.label,
+        tuple(files),
+        ops,
+        ops,
+        refusals=tuple(run.refusals),
+        notes=tuple(run.notes),
+        bytes_before=_size(loaded),
+        bytes_after=size,
+        seconds=run.seconds,
+    )
 
 
 def _result(attempt: Attempt, rewritten: Rewritten | None, files: tuple[Path, ...], checks: list[Check], unverified: str, size: int) -> Result:
@@ -361,6 +371,6 @@ def _count_ops(model: ModelProto) -> dict[str, int]:
 
 def _size(loaded: LoadedModel) -> int:
     if loaded.path is None:
-        return loaded.proto.ByteSize()
+        return int(loaded.proto.ByteSize())
     assert loaded.base_dir is not None
     return loaded.path.stat().st_size + sum((loaded.base_dir / f).stat().st_size for f in loaded.external_files)

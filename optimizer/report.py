@@ -103,7 +103,8 @@ def write_html(result: Result, path: Path) -> None:
     """Writes one HTML page without outside references."""
     rows = "".join(f"<tr><th>{_cell(k)}</th><td>{_cell(v)}</td></tr>" for k, v in summary_rows(result))
     regions = "".join(
-        f"<tr><td>{_cell(r.name)}</td><td>{_cell(r.op)}</td><td><pre>{_cell(r.description)}</pre></td><td>{r.ours_us:.1f}</td><td>{r.vendor_us:.1f}</td></tr>" for r in result.regions
+        f"<tr><td>{_cell(r.name)}</td><td>{_cell(r.op)}</td><td><pre>{_cell(r.description)}</pre></td><td>{r.ours_us:.1f}</td><td>{r.vendor_us:.1f}</td></tr>"
+        for r in result.regions
     )
     refusals = "".join(f"<tr><td>{_cell(r.rule)}</td><td>{_cell(r.reason)}</td><td>{_cell(', '.join(r.nodes))}</td></tr>" for r in result.refusals)
     checks = "".join(f"<tr><td>{_cell(c.what)}</td><td>{c.relative:.2e}</td><td>{c.max_abs:.2e}</td><td>{c.bound:.1e}</td></tr>" for c in result.checks)

@@ -64,7 +64,7 @@ def _copy_fields(source: Message, target: Message, skip: tuple[str, ...]) -> Non
 def _export_graph(graph: gs.Graph, out: GraphProto, outer: frozenset[Constant] = frozenset()) -> None:
     origin: GraphProto = graph.origin
     _copy_fields(origin, out, skip=("node", "initializer", "value_info"))
-    made = set()
+    made: set[str] = set()
     visible = outer | set(constants_used(graph))
     for node in graph.nodes:
         out.node.append(export_node(node, visible))
@@ -109,9 +109,9 @@ def export_constant(constant: Constant, name: str | None = None) -> TensorProto:
 
 def export_node(node: Node, outer: frozenset[Constant] = frozenset()) -> NodeProto:
     """The node as protobuf, its original bytes where it did not change; ``outer`` are the constants that its sub-graphs see."""
-    if node.unchanged and not subgraphs(node):
+    if node.origin is not None and node.unchanged and not subgraphs(node):
         return node.origin
-    if node.unchanged:
+    if node.origin is not None and node.unchanged:
         out = NodeProto()
         out.CopyFrom(node.origin)
         for attribute in out.attribute:

@@ -81,7 +81,7 @@ class _Body(Writer):
         copied.input.extend(inputs)
         copied.output.append(self.fresh())
         self.nodes.append(copied)
-        return copied.output[0]
+        return str(copied.output[0])
 
     def operand(self, tensor: Tensor) -> str:
         """A tensor inside an idiom: known by name, or a small constant that the body then holds itself."""
@@ -106,9 +106,9 @@ class _Body(Writer):
         value = self.cast(value, TensorProto.FLOAT) if half else value
         if op.kind == "affine":
             if op.a != 1.0:
-                value = self.emit("Mul", [value, self.constant(np.float32(op.a))])
+                value = self.emit("Mul", [value, self.constant(np.array(op.a, dtype=np.float32))])
             if op.b != 0.0:
-                value = self.emit("Add", [value, self.constant(np.float32(op.b))])
+                value = self.emit("Add", [value, self.constant(np.array(op.b, dtype=np.float32))])
         else:
             assert vector is not None
             value = self.emit("Mul" if op.kind == "scale" else "Add", [value, self.per_channel(vector)])
@@ -137,4 +137,4 @@ class _Body(Writer):
 
 def body_key(function: FunctionProto, region: Region) -> bytes:
     """What tells bodies apart: equal keys may share one function name."""
-    return function.SerializeToString(deterministic=True) + region.compute.encode()
+    return bytes(function.SerializeToString(deterministic=True)) + region.compute.encode()

@@ -106,11 +106,19 @@ def emit_nodes(view: View, lowered: Sequence[LoweredRegion], images: Mapping[str
     return Emission(tuple(emitted), tuple(functions.values()))
 
 
-def _splice(view: View, lowered: LoweredRegion, op: str, attrs: Mapping[str, object], nhwc: dict[Variable, Variable], packed: dict[tuple[object, ...], Constant]) -> Node:
+def _splice(
+    view: View, lowered: LoweredRegion, op: str, attrs: Mapping[str, object], nhwc: dict[Variable, Variable], packed: dict[tuple[object, ...], Constant]
+) -> Node:
     region = lowered.region
     inputs: list[Variable | Constant] = [_port_tensor(view, p.tensor, p.layout, nhwc) for p in lowered.inputs]
     for i, weights in enumerate(lowered.packed):
-        key = (id(weights.source) if weights.source is not None else (id(region), i), weights.role, weights.layout, weights.values.shape, weights.values.dtype.str)
+        key = (
+            id(weights.source) if weights.source is not None else (id(region), i),
+            weights.role,
+            weights.layout,
+            weights.values.shape,
+            weights.values.dtype.str,
+        )
         if key not in packed:
             base = weights.source.name if weights.source is not None and weights.source.name else f"{region.output.name}_{weights.role}"
             packed[key] = view.constant(f"{base}_packed" if weights.layout else base, weights.values)

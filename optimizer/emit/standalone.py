@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnx import FunctionProto, ModelProto, NodeProto, OperatorSetIdProto, helper, numpy_helper
+from onnx import FunctionProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, helper, numpy_helper
 
 from ..graph.view import Constant, View
 from ..lower.lowered import NHWC, LoweredRegion
@@ -55,7 +55,7 @@ def _standalone(lowered: LoweredRegion, node: NodeProto, function: FunctionProto
     return _model(region, writer.nodes, weights, [*opsets, helper.make_opsetid(node.domain, 1)], [function])
 
 
-def _model(region: Region, nodes: list[NodeProto], weights: list[object], opsets: list[OperatorSetIdProto], functions: list[FunctionProto]) -> ModelProto:
+def _model(region: Region, nodes: list[NodeProto], weights: list[TensorProto], opsets: list[OperatorSetIdProto], functions: list[FunctionProto]) -> ModelProto:
     inputs = [helper.make_tensor_value_info(t.name, region.dtype, [None] * region.rank) for t in region.inputs]
     outputs = [helper.make_tensor_value_info(region.output.name, region.dtype, None)]
     graph = helper.make_graph(nodes, "region", inputs, outputs, weights)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from typing import Any
+
 import numpy as np
 from onnx import NodeProto, helper, numpy_helper
 
@@ -23,7 +25,7 @@ class Writer:
         self.nodes: list[NodeProto] = []
         self.count = 0
 
-    def emit(self, op: str, inputs: Sequence[str], output: str | None = None, **attributes: object) -> str:
+    def emit(self, op: str, inputs: Sequence[str], output: str | None = None, **attributes: Any) -> str:
         """One node; returns the name of its output."""
         name = output or self.fresh()
         self.nodes.append(helper.make_node(op, list(inputs), [name], **attributes))

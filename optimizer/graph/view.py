@@ -39,8 +39,17 @@ class Node(gs.Node):  # type: ignore[misc]
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
-    def __init__(self, op: str, inputs: Sequence[Tensor] = (), outputs: Sequence[Tensor] = (), attrs: dict[str, Any] | None = None,
-                 name: str = "", domain: str = "", origin: NodeProto | None = None, rule: str = "") -> None:
+    def __init__(
+        self,
+        op: str,
+        inputs: Sequence[Tensor] = (),
+        outputs: Sequence[Tensor] = (),
+        attrs: dict[str, Any] | None = None,
+        name: str = "",
+        domain: str = "",
+        origin: NodeProto | None = None,
+        rule: str = "",
+    ) -> None:
         super().__init__(op, name, dict(attrs or {}), list(inputs), list(outputs), domain)
         self.origin = origin
         self.origin_print = fingerprint(self) if origin is not None else None
@@ -111,7 +120,9 @@ class Weights(LazyValues):  # type: ignore[misc]
 
 def fingerprint(node: gs.Node) -> tuple[Any, ...]:
     """What a node says, by value; sub-graphs count by identity."""
-    attrs = tuple((k, tuple(v) if isinstance(v, list) else id(v) if isinstance(v, (gs.Graph, gs.Constant, AttributeProto)) else v) for k, v in node.attrs.items())
+    attrs = tuple(
+        (k, tuple(v) if isinstance(v, list) else id(v) if isinstance(v, (gs.Graph, gs.Constant, AttributeProto)) else v) for k, v in node.attrs.items()
+    )
     return node.op, node.domain, node.name, tuple(t.name for t in node.inputs), tuple(t.name for t in node.outputs), attrs
 
 
@@ -288,7 +299,12 @@ def is_constant(tensor: Tensor) -> bool:
     if isinstance(tensor, Constant):
         return True
     node = producer(tensor)
-    return node is not None and node.standard("Constant") and any(k.startswith("value") and "string" not in k for k in node.attrs) and "sparse_value" not in node.attrs
+    return (
+        node is not None
+        and node.standard("Constant")
+        and any(k.startswith("value") and "string" not in k for k in node.attrs)
+        and "sparse_value" not in node.attrs
+    )
 
 
 def replace_uses(tensor: Tensor, new: Tensor, graph: gs.Graph, keep: Iterable[Node] = ()) -> None:
@@ -354,7 +370,7 @@ def toposort(graph: gs.Graph, on_cycle: Callable[[Sequence[Node]], Exception] | 
                 stack.pop()
                 continue
             if state.get(pending[0]) == 1:
-                cycle = stack[stack.index(pending[0]):]
+                cycle = stack[stack.index(pending[0]) :]
                 raise on_cycle(cycle) if on_cycle else ModelError(f"the graph has a cycle through node {cycle[0].label!r}")
             stack.append(pending[0])
     graph.nodes[:] = order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..graph.view import Variable
 from ..plan.regions.plan import PlannedRegion, RegionPlan
 from ..plan.regions.price import Pricing
 from .lowered import NCHW, NHWC, LoweredRegion, Port
@@ -14,7 +15,7 @@ def lower_plan(plan: RegionPlan, pricing: Pricing) -> list[LoweredRegion]:
     return [_lower(p, plan, channels, pricing) for p in plan.regions]
 
 
-def _lower(planned: PlannedRegion, plan: RegionPlan, channels: dict[object, int], pricing: Pricing) -> LoweredRegion:
+def _lower(planned: PlannedRegion, plan: RegionPlan, channels: dict[Variable, int], pricing: Pricing) -> LoweredRegion:
     region = planned.region
     known = {s.source: s.channels_in for s in region.stages} | {t: s.channels_out for s in region.stages for t in s.operands}
     inputs = [Port(t, NHWC if t in planned.nhwc_inputs else NCHW, known[t]) for t in region.inputs]

@@ -71,7 +71,9 @@ class _Lowering:
         weights = tuple(self.stage(s, result, s is last) for s in stages)
         self.finish_outputs(result)
         dims = {NHWC: self.nhwc_dims(extent), NCHW: self.nchw_dims(extent)}
-        plan = LaunchPlan(tuple(Output(TENSOR_DTYPE[self.compute], dims[p.layout]) for p in self.outputs), tuple(self.scratch), tuple(self.specs), tuple(self.launches))
+        plan = LaunchPlan(
+            tuple(Output(TENSOR_DTYPE[self.compute], dims[p.layout]) for p in self.outputs), tuple(self.scratch), tuple(self.specs), tuple(self.launches)
+        )
         return LoweredRegion(self.region, self.inputs, tuple(self.packed), weights, self.outputs, plan, self.specs)
 
     # Tensors
@@ -129,7 +131,16 @@ class _Lowering:
         tile = 0 if channels <= 16 else 32 if channels <= 32 else 64
         params: dict[str, int | bool | str] = {"TYPE": self.type, "OTHER": self.type, "TO_NHWC": to_nhwc, "TILE_C": tile}
         pitch = padded(channels, self.compute)
-        values: dict[str, Arg | ExprLike] = {"x": source, "y": target, "batch": extent.n, "h": extent.h, "w": extent.w, "channels": channels, "pitch": pitch, "offset": 0}
+        values: dict[str, Arg | ExprLike] = {
+            "x": source,
+            "y": target,
+            "batch": extent.n,
+            "h": extent.h,
+            "w": extent.w,
+            "channels": channels,
+            "pitch": pitch,
+            "offset": 0,
+        }
         if to_nhwc:
             values["zero_to"] = pitch
         self.launch("layout", params, values)
@@ -146,7 +157,14 @@ class _Lowering:
 
     def stage(self, stage: Stage, result: Pointer, last: bool) -> StageWeights:
         source = self.known[stage.source]
-        values: dict[str, Arg | ExprLike] = {"x": source.arg, "x_pitch": source.pitch, "batch": source.extent.n, "y": result.arg, "y_pitch": result.pitch, "y_offset": stage.offset}
+        values: dict[str, Arg | ExprLike] = {
+            "x": source.arg,
+            "x_pitch": source.pitch,
+            "batch": source.extent.n,
+            "y": result.arg,
+            "y_pitch": result.pitch,
+            "y_offset": stage.offset,
+        }
         if last:
             values["y_zero_to"] = result.pitch
         ops, bias, vectors = self.epilogue(stage, values)
@@ -212,7 +230,11 @@ class _Lowering:
         shape = (*window.kernel, window.strides[1], 1) if baked else (0, 0, 0, 0)
         params: dict[str, int | bool | str] = dict(zip(("KERNEL_H", "KERNEL_W", "STRIDE_W", "DILATION_W"), shape, strict=True))
         out_w = 2 if baked else 1
-        self.launch("conv_depthwise", {"TYPE": self.type, **params, "OUT_W": out_w, "LANES": self.lanes(stage.channels_out), "THREADS": THREADS, "EPILOGUE": ops}, values)
+        self.launch(
+            "conv_depthwise",
+            {"TYPE": self.type, **params, "OUT_W": out_w, "LANES": self.lanes(stage.channels_out), "THREADS": THREADS, "EPILOGUE": ops},
+            values,
+        )
 
     def igemm(self, stage: Stage, result: Pointer, values: dict[str, Arg | ExprLike], ops: str, vector: int) -> None:
         assert stage.window is not None
@@ -228,7 +250,9 @@ class _Lowering:
             below = limit
             self.igemm_launch(stage, result, dict(values), ops, vector, tile, matrix, when)
 
-    def igemm_launch(self, stage: Stage, result: Pointer, values: dict[str, Arg | ExprLike], ops: str, vector: int, tile: Tile, matrix: bool, when: ExprLike) -> None:
+    def igemm_launch(
+        self, stage: Stage, result: Pointer, values: dict[str, Arg | ExprLike], ops: str, vector: int, tile: Tile, matrix: bool, when: ExprLike
+    ) -> None:
         params: dict[str, int | bool | str] = {
             "TYPE": self.type, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "WARPS_M": tile.warps_m, "WARPS_N": tile.warps_n,
             "STAGES": tile.stages, "VEC": vector, "POINTWISE": matrix, "SPLIT_K": tile.split_k,
@@ -242,7 +266,12 @@ class _Lowering:
         self.launch("conv_igemm", params | {"EPILOGUE": kernels.epilogue()}, partial | {"workspace": workspace, "ws_pitch": pitch}, when)
         kept = ("bias", "y", "e0", "e1", "e2", "e0_pitch", "e1_pitch", "e2_pitch", "batch", "p", "q", "y_pitch", "y_offset", "y_zero_to")
         reduce = {k: values[k] for k in kept if k in values} | {"workspace": workspace, "ws_pitch": pitch, "channels": stage.channels_out}
-        self.launch("splitk_reduce", {"TYPE": self.type, "SPLIT_K": tile.split_k, "LANES": self.lanes(stage.channels_out), "THREADS": THREADS, "EPILOGUE": ops}, reduce, when)
+        self.launch(
+            "splitk_reduce",
+            {"TYPE": self.type, "SPLIT_K": tile.split_k, "LANES": self.lanes(stage.channels_out), "THREADS": THREADS, "EPILOGUE": ops},
+            reduce,
+            when,
+        )
 
     def pool(self, stage: Stage, source: Pointer, result: Pointer, values: dict[str, Arg | ExprLike], ops: str) -> None:
         window = stage.window
@@ -254,7 +283,13 @@ class _Lowering:
         values |= {"kh": window.kernel[0], "kw": window.kernel[1], "stride_h": window.strides[0], "stride_w": window.strides[1]}
         values |= {"pad_h": pads[0].begin, "pad_w": pads[1].begin, "pad_end_h": pads[0].end, "pad_end_w": pads[1].end}
         values |= {"dil_h": window.dilations[0], "dil_w": window.dilations[1]}
-        params: dict[str, int | bool | str] = {"TYPE": self.type, "KIND": kind, "KERNEL_H": baked[0], "KERNEL_W": baked[1], "LANES": self.lanes(stage.channels_out)}
+        params: dict[str, int | bool | str] = {
+            "TYPE": self.type,
+            "KIND": kind,
+            "KERNEL_H": baked[0],
+            "KERNEL_W": baked[1],
+            "LANES": self.lanes(stage.channels_out),
+        }
         self.launch("pool", params | {"THREADS": THREADS, "EPILOGUE": ops}, values)
 
     def global_pool(self, stage: Stage, source: Pointer, values: dict[str, Arg | ExprLike], ops: str) -> None:
@@ -276,7 +311,9 @@ def _op_text(step: EpilogueOp, slot: int) -> str:
     return kernels.op(name + ("Gate" if step.gate else "Full"), slot)
 
 
-def lower_region(region: Region, inputs: Sequence[Port], outputs: Sequence[Port], flat: frozenset[Tensor], choose_tiles: ChooseTiles, pdl: bool = True) -> LoweredRegion:
+def lower_region(
+    region: Region, inputs: Sequence[Port], outputs: Sequence[Port], flat: frozenset[Tensor], choose_tiles: ChooseTiles, pdl: bool = True
+) -> LoweredRegion:
     """Lowers ``region``.
 
     Args:

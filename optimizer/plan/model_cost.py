@@ -12,7 +12,22 @@ from .cost import GemmShape, streaming_us, vendor_conv_us, vendor_matmul_us
 from .sizes import Sizes
 
 # Ops that ONNX Runtime runs without a kernel of their own: views, constants, host-side shape arithmetic.
-FREE_OPS = ("Constant", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Shape", "Size", "Range", "If", "Loop", "Scan", "DequantizeLinear", "QuantizeLinear")
+FREE_OPS = (
+    "Constant",
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Identity",
+    "Shape",
+    "Size",
+    "Range",
+    "If",
+    "Loop",
+    "Scan",
+    "DequantizeLinear",
+    "QuantizeLinear",
+)
 MATMULS = ("MatMul", "Gemm")
 
 
@@ -31,7 +46,9 @@ def _node_us(device: DeviceSpec, node: Node, shapes: Shapes, sizes: Sizes) -> fl
     if node.standard("Conv", "ConvTranspose") and len(node.inputs) >= 2 and isinstance(node.inputs[1], Constant):
         pixels = math.prod(sizes.of(node.outputs[0], shapes.rank(node.outputs[0]) or 4)) // max(1, node.inputs[1].shape[0])
         weights = math.prod(node.inputs[1].shape)
-        return vendor_conv_us(device, "f16" if width == 2 else "tf32", GemmShape(pixels, node.inputs[1].shape[0], weights // max(1, node.inputs[1].shape[0])), nbytes)
+        return vendor_conv_us(
+            device, "f16" if width == 2 else "tf32", GemmShape(pixels, node.inputs[1].shape[0], weights // max(1, node.inputs[1].shape[0])), nbytes
+        )
     return streaming_us(device, nbytes)
 
 

@@ -15,7 +15,8 @@ class OutputError:
 
     Attributes:
         name: Output name.
-        relative: ||value - reference|| / ||reference|| (see ``scale`` of :func:`compare`) over the finite elements, float64; for integers and strings the share that differs.
+        relative: ||value - reference|| / ||reference|| (see ``scale`` of :func:`compare`) over the finite elements, float64; for integers
+            and strings the share that differs.
         max_abs: Largest absolute difference.
         problem: What no figure says (dtype, shape, NaN where there was none), or ''.
     """

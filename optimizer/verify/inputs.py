@@ -80,7 +80,7 @@ def _bounds(name: str, axis: int, param: str, config: OptimizeConfig) -> Bounds:
     low = config.min_shapes[name][axis] if name in config.min_shapes else 1
     high = config.max_shapes[name][axis] if name in config.max_shapes else None
     named: Mapping[str, Bounds] = config.dims
-    return named[param] if param in named else (low, high)
+    return named.get(param, (low, high))
 
 
 def index_bound(tensor: Tensor, shapes: Shapes) -> int | None:
@@ -98,7 +98,7 @@ def index_bound(tensor: Tensor, shapes: Shapes) -> int | None:
             elif node.standard(*_TRANSPARENT) and node.inputs[0] is current and node.outputs[0] not in seen:
                 seen.add(node.outputs[0])
                 pending.append(node.outputs[0])
-    return min(found, default=None)  # type: ignore[type-var]
+    return min(found, default=None)
 
 
 def random_array(rng: np.random.Generator, dtype: int, shape: tuple[int, ...], bound: int | None = None) -> np.ndarray:

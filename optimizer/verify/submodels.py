@@ -25,8 +25,7 @@ UNKNOWN_DIM = 24
 
 
 def check_region(emitted: EmittedNode, shapes: Shapes, seed: int = 0) -> list[Check]:
-    """Compares one custom node with the nodes that it replaced; nothing where no consistent shapes of its inputs are known.
-    """
+    """Compares one custom node with the nodes that it replaced; nothing where no consistent shapes of its inputs are known."""
     region = emitted.lowered.region
     rng = np.random.default_rng(seed)
     inputs = {}

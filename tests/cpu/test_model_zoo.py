@@ -186,7 +186,8 @@ def test_attention_mask_hides_tokens(case: Case) -> None:
 @pytest.mark.parametrize("case", ["bert_base"], indirect=True)
 def test_example_tokens_are_in_range(case: Case) -> None:
     assert {n: (str(v.dtype), v.shape) for n, v in case.inputs.items()} == dict.fromkeys(
-        ("input_ids", "attention_mask", "token_type_ids"), ("int64", (BATCH, TOKENS)))
+        ("input_ids", "attention_mask", "token_type_ids"), ("int64", (BATCH, TOKENS))
+    )
     ids, mask = case.inputs["input_ids"], case.inputs["attention_mask"]
     assert ids.min() >= 0 and ids.max() < 30522 and len(np.unique(ids)) > 40
     assert set(np.unique(case.inputs["token_type_ids"])) == {0, 1}
@@ -225,19 +226,22 @@ def test_seed_and_precision_select_weights() -> None:
         assert distance(other[name], value) > 0.1, name
 
 
-@pytest.mark.parametrize(("name", "arguments", "reason"), [
-    ("resnet34", {}, "unknown model"),
-    ("resnet18", {"dtype": "bf16"}, "unknown dtype"),
-    ("resnet18", {"batch": 0}, "batch must be at least 1"),
-    ("resnet18", {"sequence": 8}, "give size"),
-    ("bert_base", {"size": 224}, "give sequence"),
-    ("bert_base", {"sequence": 513}, "1 to 512 tokens"),
-    ("gpt2_small", {"sequence": 0}, "1 to 1024 tokens"),
-    ("vgg16", {"size": "dynamic"}, "224x224"),
-    ("vit_b_16", {"size": 100}, "multiples of 16"),
-    ("vit_b_16", {"size": "dynamic"}, "multiples of 16"),
-    ("unet", {"size": (64, 40)}, "multiples of 16"),
-])
+@pytest.mark.parametrize(
+    ("name", "arguments", "reason"),
+    [
+        ("resnet34", {}, "unknown model"),
+        ("resnet18", {"dtype": "bf16"}, "unknown dtype"),
+        ("resnet18", {"batch": 0}, "batch must be at least 1"),
+        ("resnet18", {"sequence": 8}, "give size"),
+        ("bert_base", {"size": 224}, "give sequence"),
+        ("bert_base", {"sequence": 513}, "1 to 512 tokens"),
+        ("gpt2_small", {"sequence": 0}, "1 to 1024 tokens"),
+        ("vgg16", {"size": "dynamic"}, "224x224"),
+        ("vit_b_16", {"size": 100}, "multiples of 16"),
+        ("vit_b_16", {"size": "dynamic"}, "multiples of 16"),
+        ("unet", {"size": (64, 40)}, "multiples of 16"),
+    ],
+)
 def test_impossible_requests_are_refused(name: str, arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(model_zoo.ZooError, match=reason):
         model_zoo.build(name, **arguments)

@@ -13,7 +13,7 @@ from ...records import Refusal
 from .region import Stage, Window
 
 RULE = "conv regions"
-COMPUTE = {TensorProto.FLOAT16: "f16", TensorProto.FLOAT: "tf32"}
+COMPUTE: dict[int, str] = {TensorProto.FLOAT16: "f16", TensorProto.FLOAT: "tf32"}
 _POOLS = {"MaxPool": "max_pool", "AveragePool": "average_pool"}
 _GLOBAL_POOLS = {"GlobalAveragePool": "global_average_pool", "GlobalMaxPool": "global_max_pool"}
 

@@ -27,10 +27,12 @@ class Assembly:
         self.refusals: list[Refusal] = []
 
     def add(self, region: Region) -> None:
+        """Takes ``region`` in."""
         self.made[region.output] = region
         self.taken.update(region.nodes)
 
     def remove(self, region: Region) -> None:
+        """Gives its nodes back."""
         del self.made[region.output]
         self.taken.difference_update(region.nodes)
 

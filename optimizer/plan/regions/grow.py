@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 
 from ...graph.activations import ActivationMatch, match_activation
 from ...graph.shapes import Shapes
-from ...graph.view import Node, Tensor, Variable, consumers, constant_value, is_constant, is_output
+from ...graph.view import Node, Tensor, Variable, constant_value, consumers, is_constant, is_output
 from .region import EpilogueOp, Stage
 
 MAX_OPERANDS = 3  # tensors and per-channel vectors that one epilogue may read, the bias apart
@@ -34,7 +34,7 @@ def grow(stage: Stage, graph: gs.Graph, shapes: Shapes, activations: Activations
     local = set(graph.nodes) - taken
     while True:
         longer = _step(stage, graph, shapes, activations)
-        if longer is None or any(n not in local for n in longer.nodes[len(stage.nodes):]) or _operands(longer) > MAX_OPERANDS:
+        if longer is None or any(n not in local for n in longer.nodes[len(stage.nodes) :]) or _operands(longer) > MAX_OPERANDS:
             return stage
         stage = longer
 
@@ -58,9 +58,11 @@ def _step(stage: Stage, graph: gs.Graph, shapes: Shapes, activations: Activation
         return None
     node = readers.pop()
     ops = pointwise_ops(stage, node, shapes)
-    for op in ops or ():
+    if not ops:
+        return None
+    for op in ops:
         stage = stage.extended(op, (node,) if op is ops[-1] else (), node.outputs[0])
-    return stage if ops else None
+    return stage
 
 
 def pointwise_ops(stage: Stage, node: Node, shapes: Shapes) -> list[EpilogueOp] | None:

@@ -112,5 +112,3 @@ def _is_flat(tensor: Tensor, shapes: Shapes) -> bool:
 def _handed_out_below(region: Region) -> bool:
     """Whether a sub-graph hands the region's output out as its own result."""
     return any(t is region.output for node in region.graph.nodes for sub in subgraphs(node) for t in sub.outputs)
-
-

@@ -37,7 +37,9 @@ class Tile:
         return self.stages * (self.block_m + self.block_n) * self.block_k * element_bytes
 
     def __str__(self) -> str:
-        return f"{self.block_m}x{self.block_n}x{self.block_k} {self.warps_m}x{self.warps_n} warps, {self.stages} stages" + (f", split {self.split_k}" if self.split_k > 1 else "")
+        return f"{self.block_m}x{self.block_n}x{self.block_k} {self.warps_m}x{self.warps_n} warps, {self.stages} stages" + (
+            f", split {self.split_k}" if self.split_k > 1 else ""
+        )
 
 
 # Tiles by output channels and pixels, for elements of two bytes; block_k is halved for elements of four.
