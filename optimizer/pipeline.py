@@ -345,9 +345,22 @@ def _result(attempt: Attempt, rewritten: Rewritten | None, files: tuple[Path, ..
     if after.ir_version > loaded.proto.ir_version:
         run.notes.append(f"IR version raised from {loaded.proto.ir_version} to {after.ir_version}: local functions need it")
     return Result(
-        loaded.label, files, _count_ops(loaded.proto), _count_ops(after), regions, tuple(run.applied), tuple(run.refusals), tuple(checks), unverified, tuple(run.notes),
-        (rest + theirs) / (rest + ours), attempt.device.name, _size(loaded), size, run.seconds,
-    )  # fmt: skip
+        source=loaded.label,
+        files=files,
+        ops_before=_count_ops(loaded.proto),
+        ops_after=_count_ops(after),
+        regions=regions,
+        applied=tuple(run.applied),
+        refusals=tuple(run.refusals),
+        checks=tuple(checks),
+        not_verified=unverified,
+        notes=tuple(run.notes),
+        expected_speedup=(rest + theirs) / (rest + ours),
+        device=attempt.device.name,
+        bytes_before=_size(loaded),
+        bytes_after=size,
+        seconds=run.seconds,
+    )
 
 
 def _region_report(planned: PlannedRegion, emitted: EmittedNode | None) -> RegionReport:

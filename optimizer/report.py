@@ -91,7 +91,9 @@ def _verification_line(result: Result) -> str:
     if not result.checks:
         return "nothing changed, nothing to compare"
     worst = max(result.checks, key=lambda c: c.relative / c.bound if c.bound else c.relative)
-    return f"{len(result.checks)} comparisons passed; closest to its bound: {worst.what}, relative {worst.relative:.1e}, max {worst.max_abs:.1e} (bound {worst.bound:.1e})"
+    figures = f"relative {worst.relative:.1e}, max {worst.max_abs:.1e} (bound {worst.bound:.1e})"
+    kernels = "" if any("GPU" in c.what for c in result.checks) or not result.regions else "; kernels were not run, there is no GPU here"
+    return f"{len(result.checks)} comparisons passed{kernels}; closest to its bound: {worst.what}, {figures}"
 
 
 def write_json(result: Result, path: Path) -> None:

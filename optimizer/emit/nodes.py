@@ -9,7 +9,8 @@ import numpy as np
 from onnx import FunctionProto, ModelProto, NodeProto
 
 from ..errors import TilewrightError
-from ..graph.view import Constant, Node, Variable, View, insert_before, is_output, remove_node, toposort
+from ..graph.toposort import toposort
+from ..graph.view import Constant, Node, Variable, View, insert_before, is_output, remove_node
 from ..jit.build import Image
 from ..lower.lowered import NHWC, LoweredRegion
 from .export import export_node

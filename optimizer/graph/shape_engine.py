@@ -21,7 +21,8 @@ from .shape_rules.fallback import infer_by_onnx
 from .shape_rules.registry import MAX_UNKNOWN, MAX_VALUES, Values, array
 from .shape_rules.signatures import signature
 from .symbols import MAX_TERMS, Dim, is_whole, number, size_symbol, symbols_of, terms, value_symbol
-from .view import Constant, Node, Tensor, View, Weights, import_graph, is_constant, producer, toposort
+from .toposort import toposort
+from .view import Constant, Node, Tensor, View, Weights, import_graph, is_constant, producer
 
 _MAX_FLOATS = 64  # float constants up to this many elements are read (Resize scales)
 _MAX_DEPTH = 16  # nested calls of local functions

@@ -10,7 +10,7 @@ sub-classes here compare by identity and can be put in sets.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -342,46 +342,6 @@ def insert_before(graph: gs.Graph, anchor: Node, new: Iterable[Node]) -> None:
     """Puts ``new`` nodes in front of ``anchor``."""
     index = next(i for i, n in enumerate(graph.nodes) if n is anchor)
     graph.nodes[index:index] = list(new)
-
-
-def toposort(graph: gs.Graph, on_cycle: Callable[[Sequence[Node]], Exception] | None = None) -> None:
-    """Orders ``graph`` so that producers come first, keeping the present order where it may; sub-graph reads count.
-
-    Raises:
-        ModelError: the graph has a cycle (or what ``on_cycle`` makes of the nodes on it).
-    """
-    position = {node: i for i, node in enumerate(graph.nodes)}
-    made_by = {t: node for node in graph.nodes for t in node.outputs if t.name}
-    needs = {node: {made_by[t] for t in _reads(node) if t in made_by} - {node} for node in graph.nodes}
-    order: list[Node] = []
-    state: dict[Node, int] = {}
-    for root in sorted(graph.nodes, key=position.__getitem__):
-        stack = [root]
-        while stack:
-            node = stack[-1]
-            if state.get(node) == 2:
-                stack.pop()
-                continue
-            state[node] = 1
-            pending = [n for n in sorted(needs[node], key=position.__getitem__) if state.get(n) != 2]
-            if not pending:
-                state[node] = 2
-                order.append(node)
-                stack.pop()
-                continue
-            if state.get(pending[0]) == 1:
-                cycle = stack[stack.index(pending[0]) :]
-                raise on_cycle(cycle) if on_cycle else ModelError(f"the graph has a cycle through node {cycle[0].label!r}")
-            stack.append(pending[0])
-    graph.nodes[:] = order
-
-
-def _reads(node: Node) -> Iterator[Tensor]:
-    yield from node.inputs
-    for graph in subgraphs(node):
-        for inner in graph.nodes:
-            yield from _reads(inner)
-        yield from graph.outputs
 
 
 def bypass(graph: gs.Graph, node: Node, source: Tensor) -> bool:
