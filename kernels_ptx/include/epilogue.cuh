@@ -36,9 +36,13 @@ struct SampleOp {
   static constexpr int OPERAND = INDEX;
 };
 
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+__device__ __forceinline__ float sigmoid(float x) {
+  return __fdividef(1.0f, 1.0f + __expf(-x));
+}
 
-__device__ __forceinline__ float hard_sigmoid(float x, float a, float b) { return max_nan(min_nan(a * x + b, 1.0f), 0.0f); }
+__device__ __forceinline__ float hard_sigmoid(float x, float a, float b) {
+  return max_nan(min_nan(a * x + b, 1.0f), 0.0f);
+}
 
 struct Relu : MapOp {
   static __device__ __forceinline__ float apply(float x, float) { return max_nan(x, 0.0f); }

@@ -5,7 +5,9 @@ namespace tilewright {
 
 constexpr float LOWEST = -3.402823466e+38f;  // the finite float furthest below zero
 
-__device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
+__device__ __forceinline__ float infinity() {
+  return __uint_as_float(0x7f800000u);
+}
 
 /// The larger of two numbers, NaN if one of them is (fmaxf would drop the NaN).
 __device__ __forceinline__ float max_nan(float a, float b) {

@@ -11,7 +11,9 @@ __device__ __forceinline__ unsigned char* shared_memory() {
   return tilewright_shared;
 }
 
-__device__ __forceinline__ u32 shared_address(const void* pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+  return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
 
 /// Starts a copy of BYTES (4, 8 or 16) to shared memory; zeros arrive where not `valid`, and then `source` is not read.
 template <int BYTES>
@@ -26,7 +28,9 @@ __device__ __forceinline__ void copy_async(u32 target, const void* source, bool 
 }
 
 /// Closes the group of copies that this thread started since the last call.
-__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void copy_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 /// Waits until all but this thread's last PENDING groups have arrived.
 template <int PENDING>

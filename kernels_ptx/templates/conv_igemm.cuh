@@ -1,3 +1,5 @@
+// long because the loads, the product and the store share one set of constants.
+//
 // Convolution as an implicit matrix product on tensor cores: rows are output pixels, columns are the output channels of a group,
 // the reduction runs over the filter's taps and, fastest, the input channels of the group.
 //
@@ -18,7 +20,7 @@ namespace tilewright {
 ///   VEC         elements that one copy of x and of the weights moves; it divides cin_g, x_pitch and the address of x
 ///   POINTWISE   1 x 1 filter, stride 1, no padding, one group: x is a plain matrix
 ///   SPLIT_K     parts of the reduction; above 1 there is one group, the parts go to `workspace` as fp32 [SPLIT_K][rows][ws_pitch] with
-///               ws_pitch a multiple of UNIT, and splitk_reduce does the rest
+///               ws_pitch a multiple of 4, and splitk_reduce does the rest
 ///   EPILOGUE    Epilogue<...>
 /// Grid: (row tiles * column tiles of a group, groups, SPLIT_K). Limits: kh + kw <= 32; batch * p * q, and the elements of x and of the
 /// weights divided by VEC, stay below 2^31.
@@ -71,9 +73,6 @@ struct ConvIgemm {
   static constexpr int STAGE_BYTES = (BLOCK_M + BLOCK_N) * ROW_BYTES;
   static constexpr int SMEM_BYTES = STAGES * STAGE_BYTES;
   static constexpr int ACCUMULATORS = WARP_M * WARP_N / 32;
-  // Blocks that registers must allow on a multiprocessor: 128 of them a thread where few accumulators are held, else 168 or as many as there are.
-  static constexpr int REGISTERS = ACCUMULATORS <= 16 || (ACCUMULATORS <= 32 && THREADS >= 256) ? 128 : ACCUMULATORS <= 32 ? 168 : 255;
-  static constexpr int MIN_BLOCKS = 65536 / (THREADS * REGISTERS) > 1 ? 65536 / (THREADS * REGISTERS) : 1;
 
   static constexpr int COPY_BYTES = VEC * static_cast<int>(sizeof(Storage));
   static constexpr int COPY_COLUMNS = BLOCK_K / VEC;
@@ -81,8 +80,13 @@ struct ConvIgemm {
   static constexpr int COPIES_A = BLOCK_M / COPY_ROWS;
   static constexpr int COPIES_B = BLOCK_N / COPY_ROWS;
 
+  // Blocks that registers must allow on a multiprocessor: 128 of them a thread where few accumulators are held, else 168, or as many as there
+  // are where accumulators or copies are many.
+  static constexpr int REGISTERS = COPY_BYTES < 16 || ACCUMULATORS > 32 ? 255 : ACCUMULATORS <= 16 || THREADS >= 256 ? 128 : 168;
+  static constexpr int MIN_BLOCKS = 65536 / (THREADS * REGISTERS) > 1 ? 65536 / (THREADS * REGISTERS) : 1;
+
   static constexpr int UNIT = TYPE::UNIT;
-  static constexpr int GROUP_COLUMNS = 4 * UNIT;             // columns of which each lane of a quad gets one unit
+  static constexpr int GROUP_COLUMNS = 4 * UNIT;  // columns of which each lane of a quad gets one unit
   static constexpr int COLUMN_GROUPS = WARP_N / GROUP_COLUMNS;
   static constexpr int THREAD_ROWS = 2 * FRAGMENTS_M;
   static constexpr int RASTER_N = 8;  // column tiles that are computed side by side, so that a row tile is read from L2
@@ -91,19 +95,25 @@ struct ConvIgemm {
   static_assert(ROW_BYTES == 64 || ROW_BYTES == 128, "a tile's row is 64 or 128 bytes");
   static_assert(STAGES >= 2 && STAGES <= 8, "2 to 8 stages");
   static_assert(COPY_BYTES == 4 || COPY_BYTES == 8 || COPY_BYTES == 16, "a copy moves 4, 8 or 16 bytes");
-  static_assert(COPY_COLUMNS <= 32 && THREADS % COPY_COLUMNS == 0 && COPY_ROWS % 8 == 0, "copies cover whole rows, in multiples of the swizzle's period");
+  static_assert(COPY_COLUMNS <= 32 && THREADS % COPY_COLUMNS == 0, "copies cover whole rows");
+  static_assert((THREADS & (THREADS - 1)) == 0, "a power of two, so that a thread's rows differ in bits of their own");
   static_assert(BLOCK_M % COPY_ROWS == 0 && BLOCK_N % COPY_ROWS == 0, "copies cover whole tiles");
+  static_assert(COPY_BYTES == 16 || ACCUMULATORS <= 64, "small copies take registers that the largest warp tiles do not leave");
   static_assert(COPIES_A <= 32 && COPIES_B <= 32, "one bit each");
   static_assert(SPLIT_K >= 1, "1 means no split");
 
   /// Where chunk `chunk` (16 bytes) of row `row` of a tile lies in the row: eight rows that are read together meet every bank once.
-  static __device__ __forceinline__ int swizzle(int row, int chunk) {
-    return ROW_BYTES == 128 ? chunk ^ (row & 7) : chunk ^ ((row >> 1) & 3);
-  }
+  static __device__ __forceinline__ int swizzle(int row, int chunk) { return ROW_BYTES == 128 ? chunk ^ (row & 7) : chunk ^ ((row >> 1) & 3); }
 
-  static __device__ __forceinline__ u32 copy_target(int thread) {
+  /// Where a thread's first copy goes in a tile.
+  static __device__ __forceinline__ u32 first_target(int thread) {
     const int row = thread / COPY_COLUMNS, byte = thread % COPY_COLUMNS * COPY_BYTES;
     return row * ROW_BYTES + swizzle(row, byte / 16) * 16 + byte % 16;
+  }
+
+  /// Where its copy i goes, COPY_ROWS rows further on each time; `first` is the address of the first.
+  static __device__ __forceinline__ u32 copy_target(u32 first, int i) {
+    return (first ^ swizzle(i * COPY_ROWS, 0) * 16) + i * (COPY_ROWS * ROW_BYTES);
   }
 
   /// One thread's share of the weight tiles. Positions count copies of VEC elements, which 32 bits hold.
@@ -113,7 +123,7 @@ struct ConvIgemm {
         : weight_(static_cast<const unsigned char*>(args.weight)),
           k_(first_k + thread % COPY_COLUMNS * VEC),
           depth_(depth),
-          target_(BLOCK_M * ROW_BYTES + copy_target(thread)) {
+          target_(BLOCK_M * ROW_BYTES + first_target(thread)) {
       const int column = first_column + thread / COPY_COLUMNS;
       position_ = (group * args.cout_g + column) * (depth / VEC) + k_ / VEC;
       valid_ = 0;
@@ -127,8 +137,7 @@ struct ConvIgemm {
       const int step = COPY_ROWS * (depth_ / VEC);
 #pragma unroll
       for (int i = 0; i < COPIES_B; ++i) {
-        copy_async<COPY_BYTES>(stage + target_ + i * (COPY_ROWS * ROW_BYTES), weight_ + static_cast<i64>(position_ + i * step) * COPY_BYTES,
-                               valid >> i & 1);
+        copy_async<COPY_BYTES>(copy_target(stage + target_, i), weight_ + static_cast<i64>(position_ + i * step) * COPY_BYTES, valid >> i & 1);
       }
       position_ += COPY_COLUMNS;
       k_ += BLOCK_K;
@@ -148,7 +157,7 @@ struct ConvIgemm {
           k_(first_k + thread % COPY_COLUMNS * VEC),
           depth_(depth),
           step_(COPY_ROWS * (args.x_pitch / VEC)),
-          target_(copy_target(thread)) {
+          target_(first_target(thread)) {
       const int row = first_row + thread / COPY_COLUMNS;
       position_ = row * (args.x_pitch / VEC) + k_ / VEC;
       valid_ = 0;
@@ -161,8 +170,7 @@ struct ConvIgemm {
       const u32 valid = k_ < depth_ ? valid_ : 0;
 #pragma unroll
       for (int i = 0; i < COPIES_A; ++i) {
-        copy_async<COPY_BYTES>(stage + target_ + i * (COPY_ROWS * ROW_BYTES), x_ + static_cast<i64>(position_ + i * step_) * COPY_BYTES,
-                               valid >> i & 1);
+        copy_async<COPY_BYTES>(copy_target(stage + target_, i), x_ + static_cast<i64>(position_ + i * step_) * COPY_BYTES, valid >> i & 1);
       }
       position_ += COPY_COLUMNS;
       k_ += BLOCK_K;
@@ -178,7 +186,7 @@ struct ConvIgemm {
   class Windows {
    public:
     __device__ __forceinline__ Windows(const Args& args, int thread, int group, int first_row, int rows, int first_k, int depth)
-        : args_(args), k_(first_k + thread % COPY_COLUMNS * VEC), depth_(depth), target_(copy_target(thread)) {
+        : args_(args), k_(first_k + thread % COPY_COLUMNS * VEC), depth_(depth), target_(first_target(thread)) {
       // A warp's lanes copy LANE_ROWS rows at a time, COPY_COLUMNS of them the same one: each lane works out one row, then they exchange.
       constexpr int LANE_ROWS = 32 / COPY_COLUMNS;
       const int pitch = args.x_pitch / VEC, lane = thread % 32;
@@ -221,7 +229,7 @@ struct ConvIgemm {
       const u32 tap = column_bit_ | row_bit_;
 #pragma unroll
       for (int i = 0; i < COPIES_A; ++i) {
-        copy_async<COPY_BYTES>(stage + target_ + i * (COPY_ROWS * ROW_BYTES), x + static_cast<i64>(window_[i] + position_) * COPY_BYTES,
+        copy_async<COPY_BYTES>(copy_target(stage + target_, i), x + static_cast<i64>(window_[i] + position_) * COPY_BYTES,
                                inside && (taps_[i] & tap) == tap);
       }
       k_ += BLOCK_K;
@@ -260,13 +268,13 @@ struct ConvIgemm {
     }
 
     const Args& args_;
-    int window_[COPIES_A];       // the window's first tap, in copies from x on
-    u32 taps_[COPIES_A];         // which columns (low bits) and rows (above) of the filter lie in the image
+    int window_[COPIES_A];  // the window's first tap, in copies from x on
+    u32 taps_[COPIES_A];    // which columns (low bits) and rows (above) of the filter lie in the image
     int k_, depth_;
     u32 target_;
-    int channel_;                // the tile's channel and tap of this thread
+    int channel_;  // the tile's channel and tap of this thread
     u32 column_bit_, row_bit_;
-    int position_;               // the same relative to the window's first tap, in copies
+    int position_;  // the same relative to the window's first tap, in copies
   };
 
   using Pixels = typename Select<POINTWISE, MatrixRows, Windows>::Type;
@@ -280,8 +288,7 @@ struct ConvIgemm {
 #pragma unroll
       for (int m = 0; m < FRAGMENTS_M; ++m) ldmatrix_x4(a_address + m * (16 * ROW_BYTES), a[m][0], a[m][1], a[m][2], a[m][3]);
 #pragma unroll
-      for (int n = 0; n < FRAGMENTS_N; n += 2)
-        ldmatrix_x4(b_address + n * (8 * ROW_BYTES), b[n][0], b[n][1], b[n + 1][0], b[n + 1][1]);
+      for (int n = 0; n < FRAGMENTS_N; n += 2) ldmatrix_x4(b_address + n * (8 * ROW_BYTES), b[n][0], b[n][1], b[n + 1][0], b[n + 1][1]);
     }
 
     __device__ __forceinline__ void round() {
@@ -453,7 +460,7 @@ struct ConvIgemm {
     int first_channel;
     int lane;
 
-    __device__ __forceinline__ int row(int i) const { return first_row + lane / 4 + 8 * i; }                        // of THREAD_ROWS
+    __device__ __forceinline__ int row(int i) const { return first_row + lane / 4 + 8 * i; }                               // of THREAD_ROWS
     __device__ __forceinline__ int channel(int i) const { return first_channel + unit_column(lane) + GROUP_COLUMNS * i; }  // of COLUMN_GROUPS
     __device__ __forceinline__ int sample(int row) const { return EPILOGUE::USES_SAMPLE ? FastDiv(args.p * args.q)(row) : 0; }
   };
@@ -500,13 +507,11 @@ struct ConvIgemm {
     }
 
    private:
-    static __device__ __forceinline__ void load_rows(const Out& output, const Results& results, int c, int first,
-                                                     typename Out::Row (&values)[ROWS]) {
+    static __device__ __forceinline__ void load_rows(const Out& output, const Results& results, int c, int first, typename Out::Row (&values)[ROWS]) {
 #pragma unroll
       for (int i = 0; i < ROWS; ++i) {
         const int row = results.row(first + i);
-        if (first + i < THREAD_ROWS && row < results.rows)
-          output.template load<true>(values[i], row, results.sample(row), results.channel(c));
+        if (first + i < THREAD_ROWS && row < results.rows) output.template load<true>(values[i], row, results.sample(row), results.channel(c));
       }
     }
   };
@@ -548,7 +553,7 @@ struct ConvIgemm {
     }
   }
 
-  /// The way out of a part of the reduction, in fp32. Channels up to the next multiple of UNIT are written, and ws_pitch covers them.
+  /// The way out of a part of the reduction, in fp32. Channels up to the next multiple of 4 are written, and ws_pitch covers them.
   static __device__ __forceinline__ void store_partials(const Results& results, const Accumulators& sums) {
     const Args& args = results.args;
     float* part = static_cast<float*>(args.workspace) + static_cast<i64>(blockIdx.z) * results.rows * args.ws_pitch;
@@ -563,7 +568,7 @@ struct ConvIgemm {
 #pragma unroll
         for (int u = 0; u < UNIT; u += 4) {
           const float four[4] = {values[u], values[u + 1], values[u + 2], values[u + 3]};
-          store_unit<TF32>(target + u, true, 4, four);
+          if (results.channel(c) + u < args.cout_g) store_unit<TF32>(target + u, true, 4, four);
         }
       }
     }

@@ -45,9 +45,7 @@ struct Layout {
     const int n = FastDiv(cdiv(pixels, PIXELS)).divide(blockIdx.x, tile);
     const int first_pixel = tile * PIXELS;
     const void* nhwc_tensor = TO_NHWC ? args.y : args.x;
-    const Tensors tensors = {static_cast<i64>(n) * args.channels * pixels,
-                             static_cast<i64>(n) * pixels * args.pitch + args.offset,
-                             pixels,
+    const Tensors tensors = {static_cast<i64>(n) * args.channels * pixels, static_cast<i64>(n) * pixels * args.pitch + args.offset, pixels,
                              TO_NHWC ? max(args.channels, args.zero_to - args.offset) : args.channels,
                              in_units<TYPE>(nhwc_tensor, args.pitch) && args.offset % UNIT == 0};
     dependency_wait();
@@ -58,8 +56,7 @@ struct Layout {
       if constexpr (TO_NHWC) {
         const auto* source = static_cast<const Nchw*>(args.x) + tensors.nchw + pixel;
 #pragma unroll
-        for (int i = 0; i < UNIT; ++i)
-          values[i] = channel + i < args.channels ? OTHER::load(source + static_cast<i64>(channel + i) * pixels) : 0.0f;
+        for (int i = 0; i < UNIT; ++i) values[i] = channel + i < args.channels ? OTHER::load(source + static_cast<i64>(channel + i) * pixels) : 0.0f;
         store_nhwc(args, tensors, pixel, channel, values);
       } else {
         load_nhwc(args, tensors, pixel, channel, values);
@@ -87,8 +84,7 @@ struct Layout {
     TYPE::unpack(load_unit<TYPE>(source, tensors.units, args.channels - channel), values);
   }
 
-  static __device__ __forceinline__ void store_nhwc(const Args& args, const Tensors& tensors, int pixel, int channel,
-                                                    const float (&values)[UNIT]) {
+  static __device__ __forceinline__ void store_nhwc(const Args& args, const Tensors& tensors, int pixel, int channel, const float (&values)[UNIT]) {
     auto* target = static_cast<Nhwc*>(args.y) + tensors.nhwc + static_cast<i64>(pixel) * args.pitch + channel;
     store_unit<TYPE>(target, tensors.units && channel + UNIT <= tensors.written, tensors.written - channel, values);
   }
@@ -105,8 +101,7 @@ struct Layout {
       for (int i = 0; i < TILE_C * PIXELS / THREADS; ++i) {
         const int c = i * (THREADS / PIXELS) + thread / PIXELS, pixel = first_pixel + thread % PIXELS;
         const bool inside = first_channel + c < args.channels && pixel < tensors.pixels;
-        shared[c * TILE_PITCH + thread % PIXELS] =
-            inside ? OTHER::load(source + static_cast<i64>(first_channel + c) * tensors.pixels + pixel) : 0.0f;
+        shared[c * TILE_PITCH + thread % PIXELS] = inside ? OTHER::load(source + static_cast<i64>(first_channel + c) * tensors.pixels + pixel) : 0.0f;
       }
       __syncthreads();
     }
