@@ -38,6 +38,7 @@ class OptimizeConfig:
         save_as_external_data: Put the weights in a file beside the output.
         cache_dir: Folder of compiled kernels, or None for no cache.
         dry_run: Plan only; nothing is compiled or written.
+        take_all: Make every region that can be made, whatever the cost model says of it (for tests and measurements; no flag).
     """
 
     targets: tuple[TargetClass, ...] = field(default_factory=lambda: parse_targets(DEFAULT_TARGETS))
@@ -57,6 +58,7 @@ class OptimizeConfig:
     save_as_external_data: bool = False
     cache_dir: Path | None = field(default_factory=lambda: default_cache_dir())
     dry_run: bool = False
+    take_all: bool = False
 
     def __post_init__(self) -> None:
         if self.precision == "bf16":

@@ -197,7 +197,7 @@ def _rewrite(attempt: Attempt, compile_images: bool = True, only: Set[str] | Non
         with run.stage("plan"):
             sizes = Sizes(shapes, attempt.inputs.usual)
             pricing = Pricing(attempt.device, sizes)
-            plan = plan_regions(view, shapes, config.precision, pricing, attempt.excluded.keys(), only)
+            plan = plan_regions(view, shapes, config.precision, pricing, attempt.excluded.keys(), only, config.take_all)
             rest = nodes_us(attempt.device, view, shapes, sizes, (n for p in plan.regions for n in p.region.nodes))
         if only is None:
             run.refusals = [r for r in run.refusals if r.rule != RULE]

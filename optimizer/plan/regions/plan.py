@@ -53,6 +53,7 @@ def plan_regions(view: View, shapes: Shapes, precision: str, pricing: Pricing, e
         precision: As in the configuration.
         excluded: Labels of regions that failed to compile or to verify before.
         only: If given, labels of the only regions to make, whatever they are expected to gain.
+        take_all: Whether every region is made, whatever it is expected to gain.
     """
     candidates: list[Region] = []
     refusals: list[Refusal] = []
@@ -61,7 +62,7 @@ def plan_regions(view: View, shapes: Shapes, precision: str, pricing: Pricing, e
         candidates += [r for r in made if r.label not in excluded and (only is None or r.label in only)]
         refusals += refused
     borders = Borders(candidates, shapes)
-    chosen = select(borders, pricing) if only is None else set(candidates)
+    chosen = select(borders, pricing) if only is None and not take_all else set(candidates)
     refusals += [Refusal(RULE, f"{r.stages[0].kind}: {NOT_WORTH_IT}", (r.label,)) for r in candidates if r not in chosen]
     return RegionPlan(tuple(_planned(r, borders, chosen, pricing) for r in candidates if r in chosen), tuple(refusals), borders.flat)
 
