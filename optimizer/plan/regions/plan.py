@@ -46,7 +46,9 @@ class RegionPlan:
     flat: frozenset[Tensor]
 
 
-def plan_regions(view: View, shapes: Shapes, precision: str, pricing: Pricing, excluded: Set[str] = frozenset(), only: Set[str] | None = None) -> RegionPlan:
+def plan_regions(
+    view: View, shapes: Shapes, precision: str, pricing: Pricing, excluded: Set[str] = frozenset(), only: Set[str] | None = None, take_all: bool = False
+) -> RegionPlan:
     """Plans regions in every graph of ``view``.
 
     Args:
