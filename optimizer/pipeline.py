@@ -141,8 +141,14 @@ def _optimize(run: Run, loaded: LoadedModel, inputs: InputShapes, path: Path | N
             if faulty is None:
                 size = output.nbytes
                 return _result(attempt, rewritten, tuple(output.commit()), checks, str(truth) if isinstance(truth, CannotCompare) else "", size)
-        attempt.excluded[faulty] = "its results differ from the original's"
+        attempt.excluded[faulty] = _reason(checks, faulty)
     raise VerificationError(f"{loaded.label}: regions kept failing verification ({', '.join(attempt.excluded)}); nothing was written")
+
+
+def _reason(checks: Sequence[Check], label: str) -> str:
+    worst = next((c for c in checks if not c.passed and c.region in ("", label)), None)
+    figures = f": {worst.what.removeprefix(f'{label}: ')}, {worst.problem or f'relative error {worst.relative:.2e}, bound {worst.bound:.1e}'}" if worst else ""
+    return f"its results differ from the original's{figures}"
 
 
 def _canonicalize(run: Run, loaded: LoadedModel, inputs: InputShapes) -> Canonical:

@@ -61,7 +61,9 @@ class _Body(Writer):
     def stage(self, index: int, stage: Stage) -> str:
         use = self.lowered.stage_weights[index]
         value = self.names[stage.source]
-        if stage.kind == "conv":
+        if stage.kind == "concat":
+            value = self.emit("Concat", [self.names[t] for t, _ in stage.reads], axis=1)
+        elif stage.kind == "conv":
             inputs = [value, self.weights(use.weights)] if use.weights is not None else [value]
             if use.bias is not None:
                 bias = f"w{use.bias}"

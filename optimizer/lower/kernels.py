@@ -153,6 +153,7 @@ _GRIDS: dict[str, Callable[[KernelSpec, Values], Grid]] = {
     "pool": _grid_channels,
     "global_pool": _grid_global_pool,
     "pointwise": _grid_pointwise,
+    "concat": _grid_channels,
     "splitk_reduce": _grid_channels,
     "layout": _grid_layout,
 }

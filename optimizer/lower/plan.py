@@ -17,7 +17,7 @@ def lower_plan(plan: RegionPlan, pricing: Pricing) -> list[LoweredRegion]:
 
 def _lower(planned: PlannedRegion, plan: RegionPlan, channels: dict[Variable, int], pricing: Pricing) -> LoweredRegion:
     region = planned.region
-    known = {s.source: s.channels_in for s in region.stages} | {t: s.channels_out for s in region.stages for t in s.operands}
+    known = {t: c for s in region.stages for t, c in s.reads} | {t: s.channels_out for s in region.stages for t in s.operands}
     inputs = [Port(t, NHWC if t in planned.nhwc_inputs else NCHW, known[t]) for t in region.inputs]
     outputs = [Port(region.output, layout, region.channels) for layout, wanted in ((NHWC, planned.nhwc_output), (NCHW, planned.nchw_output)) if wanted]
     assert all(channels.get(p.tensor, p.channels) == p.channels for p in inputs), f"{region.label}: channel counts at its border differ"

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..graph.view import Tensor
 from ..launch import Arg, Expr, ExprLike, Launch, LaunchPlan, Output, align, arg_in, arg_out, arg_scratch, const, expr
-from ..plan.regions.region import VECTOR_WIDTH, EpilogueOp, Region, Stage, padded
+from ..plan.regions.region import MAX_CONCAT_SOURCES, VECTOR_WIDTH, EpilogueOp, Region, Stage, padded
 from ..plan.regions.tiles import Tile
 from ..records import KernelSpec
 from . import kernels
@@ -173,6 +173,8 @@ class _Lowering:
             weights = self.conv(stage, source, result, values, ops)
         elif stage.kind.startswith("global"):
             self.global_pool(stage, source, values, ops)
+        elif stage.kind == "concat":
+            self.concat(stage, result, values, ops)
         elif stage.kind == "pointwise":
             lanes = self.lanes(stage.channels_out)
             values |= {"p": result.extent.h, "q": result.extent.w, "channels": stage.channels_out}
@@ -272,6 +274,18 @@ class _Lowering:
             reduce,
             when,
         )
+
+    def concat(self, stage: Stage, result: Pointer, values: dict[str, Arg | ExprLike], ops: str) -> None:
+        del values["x"], values["x_pitch"]
+        for index in range(MAX_CONCAT_SOURCES):
+            tensor, channels = stage.reads[index] if index < len(stage.reads) else (None, 0)
+            pointer = self.known[tensor] if tensor is not None else None
+            values[f"x{index}_pitch"], values[f"x{index}_channels"] = pointer.pitch if pointer is not None else 0, channels
+            if pointer is not None:
+                values[f"x{index}"] = pointer.arg
+        values |= {"p": result.extent.h, "q": result.extent.w, "channels": stage.channels_out}
+        params: dict[str, int | bool | str] = {"TYPE": self.type, "SOURCES": len(stage.reads), "LANES": self.lanes(stage.channels_out), "THREADS": THREADS}
+        self.launch("concat", params | {"EPILOGUE": ops}, values)
 
     def pool(self, stage: Stage, source: Pointer, result: Pointer, values: dict[str, Arg | ExprLike], ops: str) -> None:
         window = stage.window

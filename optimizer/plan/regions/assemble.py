@@ -7,11 +7,11 @@ from dataclasses import replace
 import onnx_graphsurgeon as gs
 
 from ...graph.shapes import Shapes
-from ...graph.view import Node, Tensor, consumers, single_use
+from ...graph.view import Node, Tensor, Variable, consumers, single_use
 from ...records import Refusal
 from .anchors import COMPUTE, RULE, anchor_stage
 from .grow import MAX_OPERANDS, Activations, find_activations, grow, pointwise_ops
-from .region import EpilogueOp, Region, Stage
+from .region import MAX_CONCAT_SOURCES, EpilogueOp, Region, Stage
 
 MAX_CONCAT_INPUTS = 32
 
@@ -75,7 +75,7 @@ def _region(work: Assembly, stage: Stage) -> Region:
 
 
 def _only_moves(region: Region) -> bool:
-    return all(s.kind == "pointwise" for s in region.stages)
+    return all(s.kind in ("pointwise", "concat") for s in region.stages)
 
 
 def _add_concat(work: Assembly, node: Node) -> bool:
@@ -105,11 +105,21 @@ def _add_concat(work: Assembly, node: Node) -> bool:
             stages.append(replace(region.stages[0], offset=offset))
             joints += region.joints
         else:
-            stages.append(Stage("pointwise", tensor, node.outputs[0], region.channels, region.channels, (), offset=offset))
+            _append_copy(stages, tensor, region.channels, node.outputs[0], offset)
         offset += region.channels
     region = Region(work.graph, first.compute, first.rank, tuple(stages), node.outputs[0], offset, first.dtype, tuple(joints))
     work.add(_with_epilogue(work, region))
     return True
+
+
+def _append_copy(stages: list[Stage], tensor: Variable, channels: int, result: Variable, offset: int) -> None:
+    """A copy of ``tensor`` into the Concat; copies that follow one another share a stage."""
+    last = stages[-1] if stages else None
+    if last is not None and last.kind in ("pointwise", "concat") and not last.nodes and len(last.reads) < MAX_CONCAT_SOURCES:
+        total = last.channels_in + channels
+        stages[-1] = replace(last, kind="concat", channels_in=total, channels_out=total, more=(*last.more, (tensor, channels)))
+    else:
+        stages.append(Stage("pointwise", tensor, result, channels, channels, (), offset=offset))
 
 
 def _same_pixels(shapes: Shapes, a: Tensor, b: Tensor) -> bool:

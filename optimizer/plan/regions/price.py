@@ -84,7 +84,7 @@ class Pricing:
             tensor = float(after * stage.channels_out * ELEMENT_BYTES[region.compute])
             if stage.kind == "conv":
                 total += vendor_conv_us(self.device, region.compute, self.gemm(stage, region.rank), self.bytes(stage, region))
-            elif stage.kind != "pointwise":
+            elif stage.kind not in ("pointwise", "concat"):
                 total += streaming_us(self.device, self.bytes(stage, region))
             free = 1 if stage.kind == "conv" else 0
             for op in stage.epilogue:

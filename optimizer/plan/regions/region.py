@@ -14,6 +14,7 @@ from ...graph.view import Constant, Node, Tensor, Variable
 from ...records import Activation
 
 VECTOR_WIDTH = {"f16": 8, "tf32": 4}  # elements of one 16-byte access
+MAX_CONCAT_SOURCES = 8  # tensors that one launch puts side by side
 
 
 def padded(channels: int, compute: str) -> int:
@@ -81,12 +82,13 @@ class Stage:
     """One kernel's worth of work: a convolution, a pooling or pointwise work, and the epilogue that is fused into it.
 
     Attributes:
-        kind: ``conv``, ``max_pool``, ``average_pool``, ``global_average_pool``, ``global_max_pool`` or ``pointwise``.
-        source: Tensor it reads.
+        kind: ``conv``, ``max_pool``, ``average_pool``, ``global_average_pool``, ``global_max_pool``, ``pointwise`` or ``concat``.
+        source: Tensor it reads; of a ``concat`` the first one.
         result: Tensor that it computes (with its epilogue).
         channels_in, channels_out: True channel counts.
         nodes: The view's nodes that it replaces, in topological order.
         offset: First channel of ``result`` in the region's output, where a Concat follows.
+        more: Of a ``concat``, the other tensors with their channel counts.
     """
 
     kind: str
@@ -101,6 +103,12 @@ class Stage:
     bias: np.ndarray | None = field(default=None, repr=False)
     epilogue: tuple[EpilogueOp, ...] = ()
     offset: int = 0
+    more: tuple[tuple[Variable, int], ...] = ()
+
+    @property
+    def reads(self) -> tuple[tuple[Variable, int], ...]:
+        """The tensors that it reads, its epilogue's apart, with their channel counts."""
+        return ((self.source, self.channels_in - sum(c for _, c in self.more)), *self.more)
 
     @property
     def depthwise(self) -> bool:
@@ -117,7 +125,7 @@ class Stage:
         return replace(self, epilogue=(*self.epilogue, op), nodes=(*self.nodes, *nodes), result=result)
 
     def __str__(self) -> str:
-        text = f"{self.kind} {self.source.name}[{self.channels_in}] -> {self.result.name}[{self.channels_out}]"
+        text = f"{self.kind} {' | '.join(f'{t.name}[{c}]' for t, c in self.reads)} -> {self.result.name}[{self.channels_out}]"
         if self.window:
             w = self.window
             text += f" {w.kernel[0]}x{w.kernel[1]}/{w.strides[0]}x{w.strides[1]} pads {','.join(map(str, w.pads))}{w.auto_pad}"
@@ -160,12 +168,12 @@ class Region:
     def inputs(self) -> tuple[Variable, ...]:
         """Tensors that it reads, weights apart, each once, in the order of use."""
         made = {s.result for s in self.stages}
-        return tuple(dict.fromkeys(t for s in self.stages for t in (s.source, *s.operands) if t not in made))
+        return tuple(dict.fromkeys(t for s in self.stages for t in (*(t for t, _ in s.reads), *s.operands) if t not in made))
 
     @property
     def label(self) -> str:
         """What reports call it."""
-        return self.stages[-1].nodes[0].label if len(self.stages) == 1 else self.output.name
+        return self.stages[0].nodes[0].label if not self.joints else self.output.name
 
     def __str__(self) -> str:
         return "\n".join([f"region {self.output.name}[{self.channels}] {self.compute}", *(f"  {s}" for s in self.stages)])
