@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 
-from onnx import FunctionProto, ModelProto
+from onnx import ModelProto
 
 from .config import OptimizeConfig
 from .emit.export import export_model, graph_changed
-from .emit.nodes import DOMAIN, DOMAIN_VERSION, MAX_BODIES, Emission, EmittedNode, TooManyBodies, emit_nodes
+from .emit.nodes import DOMAIN, DOMAIN_VERSION, MAX_BODIES, Emission, TooManyBodies, emit_nodes
 from .emit.save import StagedOutput, check_output, stage_model, stage_unchanged, staged
 from .errors import VerificationError
 from .graph.canonicalize import CanonicalizeReport, canonicalize
@@ -23,73 +19,26 @@ from .graph.inline import inline_anchors
 from .graph.input_shapes import InputShapes, overwrite, resolve
 from .graph.load import LoadedModel, load
 from .graph.precision import correct_types, to_half
-from .graph.shapes import Shapes, infer
+from .graph.shapes import infer
 from .graph.view import View
 from .jit.build import Image, build
 from .lower.lowered import LoweredRegion
 from .lower.plan import lower_plan
 from .plan.model_cost import nodes_us
 from .plan.regions.anchors import RULE
-from .plan.regions.plan import PlannedRegion, RegionPlan, plan_regions
+from .plan.regions.plan import plan_regions
 from .plan.regions.price import Pricing
 from .plan.sizes import Sizes
-from .records import Applied, Refusal
-from .result import Check, RegionReport, Result
-from .target import DeviceSpec, TargetClass, device_for
+from .records import Refusal
+from .result import Check, Result
+from .run import Attempt, Canonical, Report, Rewritten, Run, result_of, total_bytes, unchanged_result
+from .target import TargetClass, device_for
 from .verify.bisect import bisect
 from .verify.submodels import check_region
-from .verify.verify import CannotCompare, Reference, reference, verify
+from .verify.verify import CANONICALIZED, CannotCompare, Reference, reference, verify
 
+COLLECT_BYTES = 1 << 24  # models above it are large enough for their views to be collected after each stage
 MAX_ATTEMPTS = 4  # emissions, while sites that fail to compile or to verify are dropped
-
-Report = Callable[[str], None]
-
-
-@dataclass
-class Run:
-    """What one run has found so far; becomes the :class:`Result`."""
-
-    config: OptimizeConfig
-    report: Report
-    applied: list[Applied] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Times a stage and names it to the user."""
-        self.report(name)
-        start = time.perf_counter()
-        yield
-        gc.collect()  # NOTE: views are cyclic and hold weights; without this they outlive their stage
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-
-@dataclass(frozen=True)
-class Canonical:
-    """The model just before regions are planned.
-
-    Attributes:
-        proto: Its protobuf: the truth itself where nothing changed.
-        changed: Whether anything did.
-        half: Whether float32 compute was turned to float16.
-    """
-
-    proto: ModelProto
-    changed: bool
-    half: bool
-
-
-@dataclass(frozen=True)
-class Rewritten:
-    """The model with its custom nodes; ``rest_us`` is what its other nodes are expected to take."""
-
-    proto: ModelProto
-    emission: Emission
-    plan: RegionPlan
-    shapes: Shapes
-    rest_us: float
 
 
 def optimize(source: str | Path | ModelProto, config: OptimizeConfig | None = None, output: str | Path | None = None, progress: Report | None = None) -> Result:
@@ -109,6 +58,7 @@ def optimize(source: str | Path | ModelProto, config: OptimizeConfig | None = No
     run = Run(config or OptimizeConfig(), progress or (lambda _: None))
     with run.stage("load"):
         loaded = load(source)
+        run.large = total_bytes(loaded) > COLLECT_BYTES
         path = None if output is None or run.config.dry_run else Path(output)
         if path is not None:
             check_output(path, loaded)
@@ -116,21 +66,20 @@ def optimize(source: str | Path | ModelProto, config: OptimizeConfig | None = No
         if run.config.overwrite_input_shapes:
             loaded = replace(loaded, proto=overwrite(loaded.proto, run.config.overwrite_input_shapes))
         inputs = resolve(loaded.proto, run.config.dims, run.config.min_shapes, run.config.opt_shapes, run.config.max_shapes)
-    if not run.config.passes and not run.config.overwrite_input_shapes:
+    if not run.config.passes and not _must_write(run.config):
         return _write_unchanged(run, loaded, path)
     return _optimize(run, loaded, inputs, path)
 
 
 def _optimize(run: Run, loaded: LoadedModel, inputs: InputShapes, path: Path | None) -> Result:
     device = device_for(run.config.targets)
-    canonical = _canonicalize(run, loaded, inputs)
-    attempt = Attempt(run, loaded, inputs, device, canonical)
+    attempt = Attempt(run, loaded, inputs, device, _canonicalize(run, loaded, inputs))
     if path is None:
-        return _result(attempt, _rewrite(attempt, compile_images=False), (), [], "", 0)
+        return result_of(attempt, _rewrite_all(attempt, compile_images=False), (), [], "", 0)
     truth: Reference | CannotCompare | None = None
     for _ in range(MAX_ATTEMPTS):
-        rewritten = _rewrite(attempt)
-        if rewritten is None and not canonical.changed and not run.config.overwrite_input_shapes:
+        rewritten = _rewrite_all(attempt)
+        if rewritten is None and not attempt.canonical.changed and not _must_write(run.config):
             return _write_unchanged(run, loaded, path)
         if truth is None:
             with run.stage("verify"):
@@ -138,11 +87,16 @@ def _optimize(run: Run, loaded: LoadedModel, inputs: InputShapes, path: Path | N
         with staged(path) as output:
             checks = _stage_and_check(attempt, rewritten, truth, output)
             faulty = _faulty(attempt, rewritten, truth, checks, path)
-            if faulty is None:
+            if not faulty:
                 size = output.nbytes
-                return _result(attempt, rewritten, tuple(output.commit()), checks, str(truth) if isinstance(truth, CannotCompare) else "", size)
-        attempt.excluded[faulty] = _reason(checks, faulty)
+                return result_of(attempt, rewritten, tuple(output.commit()), checks, str(truth) if isinstance(truth, CannotCompare) else "", size)
+        attempt.excluded.update(dict.fromkeys(faulty, _reason(checks, faulty[0])))
     raise VerificationError(f"{loaded.label}: regions kept failing verification ({', '.join(attempt.excluded)}); nothing was written")
+
+
+def _must_write(config: OptimizeConfig) -> bool:
+    """Whether the file changes although nothing in its graph does."""
+    return bool(config.overwrite_input_shapes) or config.save_as_external_data
 
 
 def _reason(checks: Sequence[Check], label: str) -> str:
@@ -151,13 +105,12 @@ def _reason(checks: Sequence[Check], label: str) -> str:
     return f"its results differ from the original's{figures}"
 
 
-def _canonicalize(run: Run, loaded: LoadedModel, inputs: InputShapes) -> Canonical:
-    """Stages infer, canonicalize and precision."""
+def _canonicalize(run: Run, loaded: LoadedModel, inputs: InputShapes, inline: bool = True) -> Canonical:
+    """Stages infer, canonicalize and precision; without ``inline`` local functions stay as they are."""
     config = run.config
-    proto = loaded.proto
-    if "regions" in config.passes:
-        proto, inlined = inline_anchors(proto)
-        run.notes += [f"local functions inlined: {', '.join(inlined)}"] if inlined else []
+    proto, inlined = inline_anchors(loaded.proto, keep=DOMAIN) if inline and "regions" in config.passes else (loaded.proto, [])
+    run.notes = [f"local functions inlined: {', '.join(inlined)}"] if inlined else []
+    run.applied, run.refusals = [], [r for r in run.refusals if r.rule == RULE]
     view = View(proto, loaded.base_dir, config.freeze_initializers)
     with run.stage("infer shapes"):
         shapes = infer(view, inputs.ranges)
@@ -176,19 +129,15 @@ def _canonicalize(run: Run, loaded: LoadedModel, inputs: InputShapes) -> Canonic
     if graph_changed(view.graph):
         proto = export_model(view)
         correct_types(view, proto)
-    return Canonical(proto, proto is not loaded.proto, half)
+    return Canonical(proto, proto is not loaded.proto, half, tuple(inlined))
 
 
-@dataclass
-class Attempt:
-    """What every emission starts from; ``excluded`` grows by the regions that fail to compile or to verify, each with the reason."""
-
-    run: Run
-    loaded: LoadedModel
-    inputs: InputShapes
-    device: DeviceSpec
-    canonical: Canonical
-    excluded: dict[str, str] = field(default_factory=dict)
+def _rewrite_all(attempt: Attempt, compile_images: bool = True) -> Rewritten | None:
+    """:func:`_rewrite` with every region that pays; where there is none, local functions that were inlined for regions are whole again."""
+    rewritten = _rewrite(attempt, compile_images)
+    if rewritten is None and attempt.canonical.inlined:
+        attempt.canonical = _canonicalize(attempt.run, attempt.loaded, attempt.inputs, inline=False)
+    return rewritten
 
 
 def _rewrite(attempt: Attempt, compile_images: bool = True, only: Set[str] | None = None) -> Rewritten | None:
@@ -273,7 +222,11 @@ def _stage_and_check(attempt: Attempt, rewritten: Rewritten | None, truth: Refer
     """Puts the model on disk and compares it there: every distinct region by itself, then the whole."""
     run, canonical = attempt.run, attempt.canonical
     with run.stage("write"):
-        stage_model(rewritten.proto if rewritten is not None else canonical.proto, attempt.loaded, output, run.config.save_as_external_data)
+        proto = rewritten.proto if rewritten is not None else canonical.proto
+        if proto is canonical.proto and run.config.save_as_external_data:
+            proto = ModelProto()
+            proto.CopyFrom(canonical.proto)  # staging takes the weights out
+        stage_model(proto, attempt.loaded, output, run.config.save_as_external_data)
     if not run.config.verify:
         return []
     with run.stage("verify"):
@@ -288,8 +241,8 @@ def _stage_and_check(attempt: Attempt, rewritten: Rewritten | None, truth: Refer
         return checks + verify(truth, canonical.proto if canonical.changed or rewritten is not None else None, output.model, run.config, canonical.half)
 
 
-def _faulty(attempt: Attempt, rewritten: Rewritten | None, truth: Reference | CannotCompare, checks: list[Check], path: Path) -> str | None:
-    """The label of the region at fault, None where every check passed.
+def _faulty(attempt: Attempt, rewritten: Rewritten | None, truth: Reference | CannotCompare, checks: list[Check], path: Path) -> list[str]:
+    """Labels of the regions at fault: the one that was found and those that share its body; none where every check passed.
 
     Raises:
         VerificationError: the fault lies in no region, or a comparison was demanded and is not possible.
@@ -298,10 +251,12 @@ def _faulty(attempt: Attempt, rewritten: Rewritten | None, truth: Reference | Ca
         raise VerificationError(f"nothing can be compared: {truth}; nothing was written")
     failed = [c for c in checks if not c.passed]
     if not failed:
-        return None
+        return []
     by_label = {node.lowered.region.label: node for node in rewritten.emission.nodes} if rewritten is not None else {}
+    if failed[0].what.startswith(CANONICALIZED):
+        by_label = {}  # no region is at fault
     if failed[0].region in by_label:
-        return failed[0].region
+        return [label for label, node in by_label.items() if node.op == by_label[failed[0].region].op]
 
     def fails(active: Set[str]) -> bool:
         part = _rewrite(attempt, only=active)
@@ -316,7 +271,7 @@ def _faulty(attempt: Attempt, rewritten: Rewritten | None, truth: Reference | Ca
         text = "; ".join(f"{c.what}: {c.problem or f'relative error {c.relative:.2e}, bound {c.bound:.1e}'}" for c in failed)
         where = f" (region {label!r} adds the last of it)" if label else ""
         raise VerificationError(f"the rewritten model differs from the original: {text}{where}; nothing was written")
-    return label
+    return [label]
 
 
 def _write_unchanged(run: Run, loaded: LoadedModel, path: Path | None) -> Result:
@@ -327,69 +282,4 @@ def _write_unchanged(run: Run, loaded: LoadedModel, path: Path | None) -> Result
             stage_unchanged(loaded, output)
             size = output.nbytes
             files = output.commit()
-    ops = _count_ops(loaded.proto)
-    return Result(
-        loaded.label,
-        tuple(files),
-        ops,
-        ops,
-        refusals=tuple(run.refusals),
-        notes=tuple(run.notes),
-        bytes_before=_size(loaded),
-        bytes_after=size,
-        seconds=run.seconds,
-    )
-
-
-def _result(attempt: Attempt, rewritten: Rewritten | None, files: tuple[Path, ...], checks: list[Check], unverified: str, size: int) -> Result:
-    run, loaded = attempt.run, attempt.loaded
-    planned: tuple[PlannedRegion, ...] = rewritten.plan.regions if rewritten is not None else ()
-    emitted: Sequence[EmittedNode | None] = rewritten.emission.nodes if rewritten is not None else ()
-    regions = tuple(_region_report(p, e) for p, e in zip(planned, emitted or [None] * len(planned), strict=True))
-    ours, theirs, rest = sum(p.ours_us for p in planned), sum(p.vendor_us for p in planned), rewritten.rest_us if rewritten is not None else 1.0
-    after = rewritten.proto if rewritten is not None else attempt.canonical.proto
-    if after.ir_version > loaded.proto.ir_version:
-        run.notes.append(f"IR version raised from {loaded.proto.ir_version} to {after.ir_version}: local functions need it")
-    return Result(
-        source=loaded.label,
-        files=files,
-        ops_before=_count_ops(loaded.proto),
-        ops_after=_count_ops(after),
-        regions=regions,
-        applied=tuple(run.applied),
-        refusals=tuple(run.refusals),
-        checks=tuple(checks),
-        not_verified=unverified,
-        notes=tuple(run.notes),
-        expected_speedup=(rest + theirs) / (rest + ours),
-        device=attempt.device.name,
-        bytes_before=_size(loaded),
-        bytes_after=size,
-        seconds=run.seconds,
-    )
-
-
-def _region_report(planned: PlannedRegion, emitted: EmittedNode | None) -> RegionReport:
-    region = planned.region
-    kernels = tuple(launch.kernel for launch in emitted.lowered.plan.launches) if emitted is not None else ()
-    return RegionReport(region.label, emitted.op if emitted is not None else "", str(region), planned.replaced, kernels, planned.ours_us, planned.vendor_us)
-
-
-def _count_ops(model: ModelProto) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    pending: list[ModelProto | FunctionProto | object] = [model.graph]
-    while pending:
-        graph = pending.pop()
-        for node in graph.node:  # type: ignore[attr-defined]
-            op = node.op_type.rsplit("_", 1)[0] if node.domain == DOMAIN else node.op_type
-            counts[f"{node.domain}::{op}" if node.domain not in ("", "ai.onnx") else op] += 1
-            for attribute in node.attribute:
-                pending += [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
-    return dict(sorted(counts.items()))
-
-
-def _size(loaded: LoadedModel) -> int:
-    if loaded.path is None:
-        return int(loaded.proto.ByteSize())
-    assert loaded.base_dir is not None
-    return loaded.path.stat().st_size + sum((loaded.base_dir / f).stat().st_size for f in loaded.external_files)
+    return unchanged_result(run, loaded, files, size)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
     *("errors", "target", "records", "launch", "result", "config"),
     *("graph", "plan", "lower", "jit", "emit", "verify"),
-    *("pipeline", "report", "inspect", "cli", "__main__"),
+    *("run", "pipeline", "report", "inspect", "cli", "__main__"),
 )
 PACKAGES = ("optimizer", "custom_ops", "kernels_ptx", "model_zoo")
 MAY_IMPORT = {"optimizer": {"custom_ops", "kernels_ptx"}}  # of the other packages; cli imports model_zoo too, inside functions
