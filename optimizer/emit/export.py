@@ -18,7 +18,8 @@ def export_model(view: View, functions: Iterable[FunctionProto] = (), domains: I
 
     Names, order and types of inputs and outputs, metadata, doc strings, annotations and functions come from the original; a node, a
     sub-graph or an initializer that did not change keeps its bytes. Local ``functions`` raise the IR version to 8 where it was lower. IR 3
-    lists every initializer among ``graph.input``: new ones are added there, and all leave it where the version is raised.
+    lists every initializer among ``graph.input``: new ones are added there, and all leave it where the version is raised. From IR 4 on those
+    leave it that the view takes for constants: nothing may override them any more.
     """
     original = view.model
     model = ModelProto()
@@ -32,17 +33,16 @@ def export_model(view: View, functions: Iterable[FunctionProto] = (), domains: I
                 model.opset_import.append(helper.make_opsetid(domain, version))
         model.ir_version = max(model.ir_version, FUNCTION_IR_VERSION)
     _export_graph(view.graph, model.graph)
-    if original.ir_version < 4:
-        _list_initializers(model, original)
+    _list_initializers(model, {t.name for t in view.graph.inputs if isinstance(t, Constant)})
     return model
 
 
-def _list_initializers(model: ModelProto, original: ModelProto) -> None:
-    old = {t.name for t in original.graph.initializer}
+def _list_initializers(model: ModelProto, constants: set[str]) -> None:
+    """``constants`` are the initializers that are inputs too, but cannot be overridden."""
     now = {t.name: t for t in model.graph.initializer}
     for index in reversed(range(len(model.graph.input))):
         name = model.graph.input[index].name
-        if name in old and (model.ir_version >= 4 or name not in now):
+        if name in constants and (model.ir_version >= 4 or name not in now):
             del model.graph.input[index]
     if model.ir_version < 4:
         listed = {i.name for i in model.graph.input}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ from onnx import FunctionProto, ModelProto, NodeProto
 
 from ..errors import TilewrightError
 from ..graph.toposort import toposort
-from ..graph.view import Constant, Node, Variable, View, insert_before, is_output, remove_node
+from ..graph.view import Constant, Node, Variable, View, insert_before, remove_node
 from ..jit.build import Image
 from ..lower.lowered import NHWC, LoweredRegion
 from .export import export_node
@@ -72,6 +72,8 @@ def emit_nodes(view: View, lowered: Sequence[LoweredRegion], images: Mapping[str
     nhwc: dict[Variable, Variable] = {}
     packed: dict[tuple[object, ...], Constant] = {}
     carried: set[str] = set()
+    taken = {f.name for f in view.model.functions if f.domain == DOMAIN}
+    names = [name for name in (f"{KIND}_{op_suffix}_{n}" for n in range(MAX_BODIES)) if name not in taken]
     models = [RegionModels(r, view) for r in lowered]
     emitted = []
     for region, own in zip(lowered, models, strict=True):
@@ -79,9 +81,9 @@ def emit_nodes(view: View, lowered: Sequence[LoweredRegion], images: Mapping[str
         key = body_key(body, region.region)
         first = key not in functions
         if first:
-            if len(functions) == MAX_BODIES:
+            if len(functions) == len(names):
                 raise TooManyBodies(f"more than {MAX_BODIES} distinct regions in one model")
-            body.name = f"{KIND}_{op_suffix}_{len(functions)}"
+            body.name = names[len(functions)]
             functions[key] = body
         function = functions[key]
         attrs: dict[str, object] = {}
@@ -130,14 +132,23 @@ def _splice(
     name = view.fresh(f"{KIND}_{nodes[0].name or region.output.name}")
     made = Node(op, inputs, (), dict(attrs), name, DOMAIN, rule="regions")
     insert_before(region.graph, nodes[-1], [made])
-    read = {t for node in nodes for t in node.inputs if isinstance(t, Constant)}
+    read = {t for node in nodes for t in node.inputs}
     for node in nodes:
         remove_node(region.graph, node)
     made.outputs = outputs
-    annotated = {p.value for a in view.model.graph.quantization_annotation for p in a.quant_parameter_tensor_names}
-    for graph in view.graphs():
-        graph.constants = [c for c in graph.constants if c not in read or c.outputs or is_output(graph, c) or c.name in annotated]
+    _drop_unused(view, read)
     return made
+
+
+def _drop_unused(view: View, tensors: Set[Variable | Constant]) -> None:
+    """Takes out initializers and Constant nodes among ``tensors`` that nothing reads any more."""
+    kept = {p.value for a in view.model.graph.quantization_annotation for p in a.quant_parameter_tensor_names}
+    unused = {t for t in tensors if not t.outputs and t.name not in kept}
+    for graph in view.graphs():
+        gone = unused.difference(graph.outputs)
+        graph.constants = [c for c in graph.constants if c not in gone]
+        for node in [n for n in graph.nodes if n.standard("Constant") and n.outputs[0] in gone]:
+            remove_node(graph, node)
 
 
 def _port_tensor(view: View, tensor: Variable, layout: str, nhwc: dict[Variable, Variable]) -> Variable:

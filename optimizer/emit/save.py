@@ -146,6 +146,11 @@ def _write_tensors(model: ModelProto, base_dir: Path | None, location: str, sink
         if tensor.data_type == TensorProto.STRING:
             continue
         is_external = tensor.data_location == TensorProto.EXTERNAL
+        if 0 in tensor.dims and is_external:  # NOTE: ONNX Runtime cannot read nothing at the end of a file
+            del tensor.external_data[:]
+            tensor.data_location = TensorProto.DEFAULT
+            tensor.raw_data = b""
+            continue
         if not is_external and len(tensor.raw_data) < INLINE_BYTES:
             continue
         sink.write(b"\0" * (-sink.tell() % ALIGNMENT))

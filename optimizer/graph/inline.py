@@ -8,13 +8,13 @@ ANCHORS = ("Conv", "MaxPool", "AveragePool", "GlobalAveragePool")
 LARGEST = 2**31 - 2**20
 
 
-def inline_anchors(model: ModelProto) -> tuple[ModelProto, list[str]]:
+def inline_anchors(model: ModelProto, keep: str = "") -> tuple[ModelProto, list[str]]:
     """``model`` with every local function that reaches a convolution inlined, and their names; the same object where there is none.
 
-    A model that does not fit one protobuf message is left as it is: the inliner cannot take it.
+    Functions of the domain ``keep`` stay. A model that does not fit one protobuf message is left as it is: the inliner cannot take it.
     """
     names = {(f.domain, f.name): f for f in model.functions}
-    wanted = [key for key in names if _reaches(key, names, set())]
+    wanted = [key for key in names if key[0] != keep and _reaches(key, names, set())]
     if not wanted or sum(len(t.raw_data) for t in model.graph.initializer) > LARGEST:
         return model, []
     return inliner.inline_selected_functions(model, wanted), [f"{domain}::{name}" for domain, name in wanted]

@@ -67,7 +67,7 @@ def _shape(info: ValueInfoProto, first: int, other: int, named: dict[str, int], 
     sizes = []
     for axis, dim in enumerate(info.type.tensor_type.shape.dim):
         default = first if axis == 0 else other
-        if dim.dim_value > 0:
+        if dim.HasField("dim_value") and dim.dim_value >= 0:
             sizes.append(dim.dim_value)
             continue
         low, high = _bounds(info.name, axis, dim.dim_param, config)

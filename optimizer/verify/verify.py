@@ -40,6 +40,7 @@ from .upcast import has_half, upcast, upcast_inputs
 FLOAT_BOUND = 1e-4
 KERNEL_FLOOR = 1e-3
 KERNEL_FACTOR = 1.3
+CANONICALIZED = "canonicalized, CPU"  # begins the name of the check that no region can fail
 
 
 class CannotCompare(Exception):
@@ -141,7 +142,7 @@ def verify(ref: Reference, canonical: ModelProto | None, rewritten: Path, config
     checks = []
     cpu_error = _largest(ref, of_base(gpu=False)) if base is not None and half else ref.own_error
     if base is not None and not half:
-        checks.append(_check("canonicalized, CPU", ref, of_base(gpu=False), FLOAT_BOUND, config))
+        checks.append(_check(CANONICALIZED, ref, of_base(gpu=False), FLOAT_BOUND, config))
     body_bound = max(KERNEL_FLOOR, KERNEL_FACTOR * cpu_error) if half else FLOAT_BOUND
     checks.append(_check("function bodies, CPU", ref, cpu_session(of_result()), body_bound, config))
     if gpu_available():
