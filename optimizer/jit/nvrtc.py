@@ -127,12 +127,13 @@ def compile_source(source: str, name: str, arch: str, include_dirs: Sequence[Pat
         code = _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    registers, local = _REGISTERS.search(log), _LOCAL.search(log)
-    if registers is None or local is None:
+    registers = max(map(int, _REGISTERS.findall(log)), default=0)
+    local = [match for match in _LOCAL.finditer(log) if any(int(n) for n in match.groups())]
+    if not registers:
         raise CompileError(f"{name} for {arch}: the compiler does not say what the kernel uses\n{log}")
-    if any(int(n) for n in local.groups()):
-        raise CompileError(f"{name} for {arch}: local memory is used ({local.group(0)}, {registers.group(1)} registers)")
-    return Compiled(code, False, int(registers.group(1)), log)
+    if local:
+        raise CompileError(f"{name} for {arch}: local memory is used ({local[0].group(0)}, {registers} registers)")
+    return Compiled(code, False, registers, log)
 
 
 def _read(size_of: Any, read: Any, program: Any) -> bytes:

@@ -22,7 +22,8 @@ extern "C" __global__ void __launch_bounds__(Kernel::THREADS, Kernel::MIN_BLOCKS
 """
 
 
-def _value(value: int | bool | str) -> str:
+def cpp_value(value: int | bool | str) -> str:
+    """A parameter as C++ text."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -57,5 +58,5 @@ def render(spec: KernelSpec) -> str:
     names = kernels_ptx.template_params(spec.template)
     if tuple(name for name, _ in spec.params) != names:
         raise ValueError(f"{spec}: the parameters of {spec.template} are {', '.join(names)}")
-    params = ",\n".join(f"    /* {name} */ {_value(value)}" for name, value in spec.params)
+    params = ",\n".join(f"    /* {name} */ {cpp_value(value)}" for name, value in spec.params)
     return _SOURCE.format(template=spec.template, struct=kernels_ptx.template_struct(spec.template), params=params, name=kernel_name(spec))
