@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright import kernels_ptx
 from tilewright.optimizer.launch import Arg, ExprLike, LaunchPlan, Output, arg_in, arg_out, arg_scratch, const, dim
 from tilewright.optimizer.lower import kernels
 from tilewright.optimizer.lower.render import kernel_name
@@ -51,7 +52,9 @@ class Plan:
         return self.input((self.rng.standard_normal(count) * scale + shift).astype(np.float32))
 
     def launch(self, template: str, params: dict[str, Any], values: dict[str, Any], **options: Any) -> None:
-        spec = KernelSpec.of(template, params)
+        names = kernels_ptx.template_params(template)
+        assert set(params) == set(names), f"{template} takes {', '.join(names)}"
+        spec = KernelSpec.of(template, {name: params[name] for name in names})
         self.specs[str(spec)] = spec
         self.launches.append(kernels.launch(spec, list(self.specs).index(str(spec)), kernel_name(spec), values, **options))
 
@@ -359,7 +362,7 @@ def cases(small: bool, repeat: int = 1, first_seed: int = 0) -> Iterator[Case]:
     def case(family: str, maker: Callable[[Case, np.random.Generator], Made], **options: Any) -> Case:
         nonlocal count
         count += 1
-        return Case(f"{family}-{options['dtype']}-{count}", maker, count, small, tuple(options.items()))
+        return Case(f"{family}-{options['dtype']}-{count}{'s' * small}", maker, count, small, tuple(options.items()))
 
     for dtype in ("f16", "tf32"):
         unit = UNIT[dtype]

@@ -1,0 +1,160 @@
+"""Every kernel template on a GPU against the numpy twins: some 650 seeded cases, each output started as NaN and fenced with guard bands.
+
+All kernels are compiled first, by as many processes as there are processors; the cubins are kept in pytest's cache folder for the next run.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import kernel_cases
+import twins
+from gpu.codes import Codes
+from gpu.driver import Gpu
+from kernel_cases import Case
+from plans import relative_error
+from tilewright import kernels_ptx
+from tilewright.optimizer.launch import Output, arg_in, arg_out, arg_scratch, const
+from tilewright.optimizer.lower import kernels
+from tilewright.optimizer.lower.pack import pack
+
+pytestmark = pytest.mark.gpu
+
+BOUND = 1e-3  # relative Frobenius error against float64
+CASES = list(kernel_cases.cases(small=False)) + list(kernel_cases.cases(small=True))[::4]
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Gpu:
+    return Gpu()
+
+
+@pytest.fixture(scope="module")
+def codes(gpu, request) -> Codes:
+    result = Codes(gpu.arch, request.config.cache.mkdir("kernels"))
+    selected = {item.callspec.params["case"] for item in request.session.items if hasattr(item, "callspec") and "case" in item.callspec.params}
+    start = time.perf_counter()
+    failed = result.compile_ahead(spec for case in selected for spec in case.make().specs.values())
+    print(f"{len(result)} kernels compiled for {gpu.arch} in {time.perf_counter() - start:.0f} s; {len(failed)} failed", *failed[:3], sep="\n", file=sys.stderr)
+    return result
+
+
+def assert_same(got: np.ndarray, want: np.ndarray, where: object) -> None:
+    """Within the bound; what the twin left alone is untouched, and what it made zero (padding channels) is zero."""
+    error = relative_error(got, want)
+    words = {2: np.uint16, 4: np.uint32}[want.dtype.itemsize]
+    untouched = want.view(words) == np.iinfo(words).max
+    assert np.array_equal(got.view(words)[untouched], want.view(words)[untouched]), f"{where}: wrote elements that are not its own"
+    assert error < BOUND, f"{where}: relative error {error}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_case(case: Case, gpu: Gpu, codes: Codes):
+    made = case.make()
+    (want,) = twins.run_plan(made.plan, made.specs, made.inputs, gpu.sms)
+    (got,) = gpu.run_plan(made.plan, made.specs, codes, made.inputs)
+    where = f"{case} {dict(case.options)}"
+    assert_same(got, want, where)
+    last = made.plan.launches[-1]
+    names = [name for name, _ in kernels_ptx.template_args(next(reversed(made.specs.values())).template)]
+    numbers = {name: arg.offset.evaluate([a.shape for a in made.inputs], gpu.sms) for name, arg in zip(names, last.args, strict=True) if arg.kind == "i32"}
+    if "y_zero_to" in numbers:
+        first = numbers["y_offset"] + (numbers["channels"] if "channels" in numbers else numbers["groups"] * numbers["cout_g"])
+        assert not got[..., first : numbers["y_zero_to"]].any(), f"{where}: padding channels are not zero"
+
+
+def chain(rng: np.random.Generator, dtype: str) -> kernel_cases.Made:
+    """Layout, convolution, pooling, split convolution with a residual, gate from a global pool, layout: nine launches that each need the one before."""
+    plan = kernel_cases.Plan(dtype, rng)
+    element, unit = (2, 8) if dtype == "f16" else (4, 4)
+    n, c, size, mid = 3, 3, 33, 24
+    t, lanes = {"TYPE": kernels.element_type(dtype)}, {"LANES": 4, "THREADS": 128}
+    x = plan.input(rng.standard_normal((n, c, size, size)).astype(np.float32))
+    pooled = (size + 2 - 3) // 2 + 1
+    rows, small = n * size * size, n * pooled * pooled
+    for count in (rows * unit, rows * mid, small * mid, small * mid, n * mid, n * mid, small * mid):
+        plan.scratch.append(count * element)
+    plan.scratch.append(4 * small * mid * 4)
+    image, first, pool, second, mean, gate, gated, parts = (arg_scratch(i) for i in range(8))
+    plan.launch(
+        "layout",
+        {**t, "OTHER": kernels.TF32, "TO_NHWC": True, "TILE_C": 0},
+        {"x": x, "y": image, "batch": n, "h": size, "w": size, "channels": c, "pitch": unit, "offset": 0, "zero_to": unit},
+        pdl=True,
+    )
+    relu, empty = kernels.epilogue([kernels.op("Relu")]), kernels.epilogue()
+    tile = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 128 // element, "WARPS_M": 2, "WARPS_N": 1, "STAGES": 3, "VEC": unit, "POINTWISE": False}
+    same = {"kh": 3, "kw": 3, "stride_h": 1, "stride_w": 1, "pad_h": 1, "pad_w": 1, "dil_h": 1, "dil_w": 1}
+    y = {"y_pitch": mid, "y_offset": 0}
+
+    def filters(inputs: int, padded: int, kernel: int):
+        weight = rng.standard_normal((mid, inputs, kernel, kernel)) / np.sqrt(inputs * kernel * kernel)
+        return plan.input(pack(weight.astype(kernel_cases.DTYPE[dtype]), "ohwi", padded))
+
+    conv = {"x": image, "x_pitch": unit, "weight": filters(c, unit, 3), "y": first, **y, "batch": n, "groups": 1, "cin_g": unit, "cout_g": mid}
+    plan.launch("conv_igemm", {**t, **tile, "SPLIT_K": 1, "EPILOGUE": relu}, {**conv, **same, "h": size, "w": size, "p": size, "q": size}, pdl=True)
+    places = {"h": size, "w": size, "p": pooled, "q": pooled, **same, "stride_h": 2, "stride_w": 2, "pad_end_h": 1, "pad_end_w": 1}
+    maximum = {**t, "KIND": 0, "KERNEL_H": 3, "KERNEL_W": 3, **lanes, "EPILOGUE": empty}
+    plan.launch("pool", maximum, {"x": first, "x_pitch": mid, "y": pool, **y, "batch": n, "channels": mid, **places}, pdl=True)
+    split = {"workspace": parts, "ws_pitch": mid}
+    conv = {"x": pool, "x_pitch": mid, "weight": filters(mid, mid, 3), "batch": n, "groups": 1, "cin_g": mid, "cout_g": mid, **y}
+    plan.launch(
+        "conv_igemm", {**t, **tile, "SPLIT_K": 4, "EPILOGUE": empty}, {**conv, **split, **same, "h": pooled, "w": pooled, "p": pooled, "q": pooled}, pdl=True
+    )
+    residual = {"EPILOGUE": kernels.epilogue([kernels.op("AddFull", 0), kernels.op("Relu")])}
+    grid = {"batch": n, "p": pooled, "q": pooled, "channels": mid}
+    plan.launch("splitk_reduce", {**t, "SPLIT_K": 4, **lanes, **residual}, {**split, "y": second, **y, **grid, "e0": pool, "e0_pitch": mid}, pdl=True)
+    average = {**t, "MAXIMUM": False, **lanes, "EPILOGUE": empty}
+    plan.launch("global_pool", average, {"x": second, "x_pitch": mid, "y": mean, **y, "batch": n, "h": pooled, "w": pooled, "channels": mid}, pdl=True)
+    one = {"h": 1, "w": 1, "p": 1, "q": 1, **same, "kh": 1, "kw": 1, "pad_h": 0, "pad_w": 0}
+    sigmoid = kernels.epilogue([kernels.op("Sigmoid")])
+    squeeze = {"x": mean, "x_pitch": mid, "weight": filters(mid, mid, 1), "y": gate, **y, "batch": n, "groups": 1, "cin_g": mid, "cout_g": mid, **one}
+    plan.launch("conv_igemm", {**t, **tile, "POINTWISE": True, "SPLIT_K": 1, "EPILOGUE": sigmoid}, squeeze, pdl=True)
+    scale = {"EPILOGUE": kernels.epilogue([kernels.op("MulGate", 0)])}
+    plan.launch("pointwise", {**t, "ROWS": 2, **lanes, **scale}, {"x": second, "x_pitch": mid, "y": gated, **y, **grid, "e0": gate, "e0_pitch": mid}, pdl=True)
+    plan.outputs.append(Output("f32", tuple(map(const, (n, mid, pooled, pooled)))))
+    back = {"x": gated, "y": arg_out(0), "batch": n, "h": pooled, "w": pooled, "channels": mid, "pitch": mid, "offset": 0}
+    plan.launch("layout", {**t, "OTHER": kernels.TF32, "TO_NHWC": False, "TILE_C": 32}, back, pdl=True)
+    return plan.done()
+
+
+@pytest.mark.parametrize("dtype", ["f16", "tf32"])
+def test_chain_with_programmatic_launches(dtype, gpu, codes):
+    """The same bits with and without programmatic dependent launch, twenty times, and the twins' result."""
+    made = chain(np.random.default_rng(5), dtype)
+    (want,) = twins.run_plan(made.plan, made.specs, made.inputs, gpu.sms)
+    (plain,) = gpu.run_plan(made.plan, made.specs, codes, made.inputs)
+    assert relative_error(plain, want) < 3 * BOUND
+    for _ in range(20):
+        (early,) = gpu.run_plan(made.plan, made.specs, codes, made.inputs, pdl=True)
+        assert np.array_equal(early, plain)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "tf32"])
+def test_large_tensors(dtype, gpu, codes):
+    """More than 2^31 bytes in x and y: a pointwise convolution over 9 million pixels, of which the first and last are checked."""
+    rng = np.random.default_rng(0)
+    channels, outputs, n, size = 128, 128, 1, 3000
+    storage = kernel_cases.DTYPE[dtype]
+    unit = kernel_cases.UNIT[dtype]
+    block = rng.standard_normal((1000, channels)).astype(storage)
+    x = np.tile(block, (n * size * size // 1000, 1))
+    weight = (rng.standard_normal((outputs, channels, 1, 1)) / np.sqrt(channels)).astype(storage)
+    plan = kernel_cases.Plan(dtype, rng, [x, pack(weight, "ohwi", channels)])
+    plan.outputs.append(Output(kernel_cases.TENSOR[dtype], (const(n * size * size), const(outputs))))
+    place = {"h": size, "w": size, "p": size, "q": size, "kh": 1, "kw": 1, "stride_h": 1, "stride_w": 1, "pad_h": 0, "pad_w": 0, "dil_h": 1, "dil_w": 1}
+    values = {"x": arg_in(0), "x_pitch": channels, "weight": arg_in(1), "y": arg_out(0), "y_pitch": outputs, "y_offset": 0, "batch": n}
+    values |= {"groups": 1, "cin_g": channels, "cout_g": outputs, **place}
+    for pointwise in (False, True):
+        tile = {"TYPE": kernels.element_type(dtype), "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 8 * unit, "WARPS_M": 4, "WARPS_N": 2, "STAGES": 3, "VEC": unit}
+        plan.specs, plan.launches = {}, []
+        plan.launch("conv_igemm", {**tile, "POINTWISE": pointwise, "SPLIT_K": 1, "EPILOGUE": kernels.epilogue()}, values)
+        made = plan.done()
+        (got,) = gpu.run_plan(made.plan, made.specs, codes, made.inputs)
+        want = (block.astype(np.float64) @ weight[:, :, 0, 0].T.astype(np.float64)).astype(storage)
+        for first in (0, 4_500_000, 8_999_000):
+            assert relative_error(got[first : first + 1000], want) < BOUND
