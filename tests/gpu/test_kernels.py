@@ -14,9 +14,9 @@ import pytest
 import kernel_cases
 import twins
 from gpu.codes import Codes
-from gpu.driver import Gpu
+from gpu.driver import Gpu, check, pack_args
 from kernel_cases import Case
-from plans import relative_error
+from plans import relative_error, resolve
 from tilewright import kernels_ptx
 from tilewright.optimizer.launch import Output, arg_in, arg_out, arg_scratch, const
 from tilewright.optimizer.lower import kernels
@@ -134,27 +134,44 @@ def test_chain_with_programmatic_launches(dtype, gpu, codes):
         assert np.array_equal(early, plain)
 
 
+LARGE_SIDE = 4112  # 4112 x 4112 pixels of 128 channels are 2^31 elements and some more
+
+
+@pytest.mark.parametrize("pointwise", [True, False])
 @pytest.mark.parametrize("dtype", ["f16", "tf32"])
-def test_large_tensors(dtype, gpu, codes):
-    """More than 2^31 bytes in x and y: a pointwise convolution over 9 million pixels, of which the first and last are checked."""
-    rng = np.random.default_rng(0)
-    channels, outputs, n, size = 128, 128, 1, 3000
-    storage = kernel_cases.DTYPE[dtype]
+def test_large_tensors(dtype, pointwise, gpu, codes):
+    """More than 2^31 elements in x and in y; the first, the last and some pixels between are not zero and are compared."""
+    rng, channels, rows = np.random.default_rng(0), 128, LARGE_SIDE**2
+    storage = np.dtype(kernel_cases.DTYPE[dtype])
     unit = kernel_cases.UNIT[dtype]
     block = rng.standard_normal((1000, channels)).astype(storage)
-    x = np.tile(block, (n * size * size // 1000, 1))
-    weight = (rng.standard_normal((outputs, channels, 1, 1)) / np.sqrt(channels)).astype(storage)
-    plan = kernel_cases.Plan(dtype, rng, [x, pack(weight, "ohwi", channels)])
-    plan.outputs.append(Output(kernel_cases.TENSOR[dtype], (const(n * size * size), const(outputs))))
-    place = {"h": size, "w": size, "p": size, "q": size, "kh": 1, "kw": 1, "stride_h": 1, "stride_w": 1, "pad_h": 0, "pad_w": 0, "dil_h": 1, "dil_w": 1}
-    values = {"x": arg_in(0), "x_pitch": channels, "weight": arg_in(1), "y": arg_out(0), "y_pitch": outputs, "y_offset": 0, "batch": n}
-    values |= {"groups": 1, "cin_g": channels, "cout_g": outputs, **place}
-    for pointwise in (False, True):
-        tile = {"TYPE": kernels.element_type(dtype), "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 8 * unit, "WARPS_M": 4, "WARPS_N": 2, "STAGES": 3, "VEC": unit}
-        plan.specs, plan.launches = {}, []
-        plan.launch("conv_igemm", {**tile, "POINTWISE": pointwise, "SPLIT_K": 1, "EPILOGUE": kernels.epilogue()}, values)
-        made = plan.done()
-        (got,) = gpu.run_plan(made.plan, made.specs, codes, made.inputs)
+    weight = (rng.standard_normal((channels, channels, 1, 1)) / np.sqrt(channels)).astype(storage)
+    plan = kernel_cases.Plan(dtype, rng)
+    plan.outputs.append(Output(kernel_cases.TENSOR[dtype], (const(rows), const(channels))))
+    place = {"h": LARGE_SIDE, "w": LARGE_SIDE, "p": LARGE_SIDE, "q": LARGE_SIDE, "kh": 1, "kw": 1, "stride_h": 1, "stride_w": 1}
+    values = {"x": arg_in(0), "x_pitch": channels, "weight": arg_in(1), "y": arg_out(0), "y_pitch": channels, "y_offset": 0, "batch": 1, **place}
+    values |= {"pad_h": 0, "pad_w": 0, "dil_h": 1, "dil_w": 1, "groups": 1, "cin_g": channels, "cout_g": channels}
+    tile = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 8 * unit, "WARPS_M": 4, "WARPS_N": 2, "STAGES": 3, "VEC": unit, "POINTWISE": pointwise}
+    plan.launch("conv_igemm", {"TYPE": kernels.element_type(dtype), **tile, "SPLIT_K": 1, "EPILOGUE": kernels.epilogue()}, values)
+    made = plan.done()
+    (call,) = resolve(made.plan, made.specs, [(rows, channels), weight.shape], gpu.sms).calls
+    nbytes = rows * channels * storage.itemsize
+    places = [first * channels * storage.itemsize for first in (0, rows // 3, rows - 1000)]
+    x, y, filters = (int(check(gpu.cu.cuMemAlloc(size))) for size in (nbytes, nbytes, weight.nbytes))
+    try:
+        check(gpu.cu.cuMemsetD8(x, 0, nbytes))
+        check(gpu.cu.cuMemsetD8(y, 0xFF, nbytes))
+        packed = pack(weight, "ohwi", channels)
+        check(gpu.cu.cuMemcpyHtoD(filters, packed.ctypes.data, packed.nbytes))
+        for offset in places:
+            check(gpu.cu.cuMemcpyHtoD(x + offset, block.ctypes.data, block.nbytes))
+        gpu.launch(call, gpu.function(codes[call.spec], call.kernel, call.smem), pack_args(call, {("in", 0): x, ("in", 1): filters, ("out", 0): y}))
+        gpu.synchronize()
         want = (block.astype(np.float64) @ weight[:, :, 0, 0].T.astype(np.float64)).astype(storage)
-        for first in (0, 4_500_000, 8_999_000):
-            assert relative_error(got[first : first + 1000], want) < BOUND
+        for offset in places:
+            got = np.empty_like(want)
+            check(gpu.cu.cuMemcpyDtoH(got.ctypes.data, y + offset, got.nbytes))
+            assert relative_error(got, want) < BOUND
+    finally:
+        for pointer in (x, y, filters):
+            check(gpu.cu.cuMemFree(pointer))
