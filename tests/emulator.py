@@ -40,6 +40,23 @@ def _headers(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def run_program(source: str, folder: Path) -> str:
+    """What the program ``tests/emulator/<source>`` prints, compiled like the kernels.
+
+    Raises:
+        AssertionError: it does not compile, or it ends with an error.
+    """
+    _headers(folder / "headers")
+    program = folder / source.replace(".", "_")
+    built = subprocess.run(
+        ["g++", "-std=c++17", "-O2", "-w", f"-I{folder / 'headers'}", str(HERE / source), "-o", str(program)], capture_output=True, text=True
+    )
+    assert built.returncode == 0, built.stderr[:4000]
+    done = subprocess.run([str(program)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 class Emulator:
     """Kernels compiled into one program.
 

@@ -113,8 +113,9 @@ __device__ __forceinline__ bool in_units(const void* tensor, int pitch) {
 class FastDiv {
  public:
   __device__ __forceinline__ explicit FastDiv(int divisor) : divisor_(divisor) {
-    // An estimate of 2^32 / divisor that is never too large, then one Newton step: floor(n * estimate / 2^32) is short by one at most.
-    const u32 estimate = static_cast<u32>(reciprocal(static_cast<float>(divisor)) * 4294966272.0f);
+    // An estimate of 2^32 / divisor that is never too large (the factor is 2^32 less 2^-21 of it), then one Newton step: after that,
+    // floor(n * estimate / 2^32) is short by one at most.
+    const u32 estimate = static_cast<u32>(reciprocal(static_cast<float>(divisor)) * 4294965248.0f);
     estimate_ = estimate + __umulhi(estimate, 0u - estimate * static_cast<u32>(divisor));
   }
 

@@ -23,7 +23,7 @@ __device__ __forceinline__ float min_nan(float a, float b) {
   return result;
 }
 
-/// 1 / a within one unit in the last place, for normal a.
+/// 1 / a within two units in the last place, for normal a.
 __device__ __forceinline__ float reciprocal(float a) {
   float result;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(a));

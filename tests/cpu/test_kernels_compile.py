@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 
 import kernel_cases
+import plan_builder
 from tilewright import kernels_ptx
 from tilewright.optimizer.errors import CompileError
 from tilewright.optimizer.jit import nvrtc
@@ -67,8 +68,8 @@ def wide_grid() -> tuple[KernelSpec, ...]:
         specs += [KernelSpec.of("pool", {**t, "KIND": kind, "KERNEL_H": 0, "KERNEL_W": 0, **wide}) for kind in (1, 2)]
         specs.append(KernelSpec.of("splitk_reduce", {**t, "SPLIT_K": 16, **wide}))
         specs.append(KernelSpec.of("global_pool", {**t, "MAXIMUM": True, **wide}))
-    ops = [kernels.activation_op(a) for a in kernel_cases.ACTIVATIONS.values()]
-    ops += [kernels.op(name, 0) for name in kernel_cases.OTHER_OPS if name != "Affine"]
+    ops = [kernels.activation_op(a) for a in plan_builder.ACTIVATIONS.values()]
+    ops += [kernels.op(name, 0) for name in plan_builder.OTHER_OPS if name != "Affine"]
     rest = {"TYPE": kernels.F16, "LANES": 8, "ROWS": 2, "THREADS": 128}
     specs += [KernelSpec.of("pointwise", {**rest, "EPILOGUE": kernels.epilogue(ops[start : start + 4])}) for start in range(0, len(ops), 4)]
     return tuple(specs)

@@ -13,7 +13,7 @@ import pytest
 
 import kernel_cases
 import twins
-from emulator import Emulator, available
+from emulator import Emulator, available, run_program
 from plans import relative_error
 
 BATCH = 6  # cases whose kernels are one program
@@ -74,3 +74,7 @@ def test_cases_are_worth_it():
         made = case.make()
         (want,) = twins.run_plan(made.plan, made.specs, made.inputs)
         assert np.isfinite(want).any() and (case.name.startswith("special") or np.abs(want[np.isfinite(want)]).max() > 0), case
+
+
+def test_fast_division(folder):
+    assert run_program("fast_div.cc", folder).endswith(" 0 wrong\n")

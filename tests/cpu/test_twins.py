@@ -10,8 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import kernel_cases
+import plan_builder
 import twins
-from kernel_cases import DTYPE, Case, window
+from kernel_cases import Case, window
 from plans import relative_error
 from tilewright.optimizer.launch import LaunchPlan, Output, arg_in, arg_out, arg_scratch, const, dim
 from tilewright.optimizer.lower import kernels
@@ -151,7 +152,7 @@ def test_activation(name, op, attributes):
     x = np.concatenate([SPECIAL, np.random.default_rng(0).standard_normal(200).astype(np.float32) * 3])
     bounds = [np.float32(0.0), np.float32(1.5)] if op == "Clip" else []
     want = ort_run(op, [x, *map(np.array, bounds)], **attributes)
-    spec = KernelSpec.of("pointwise", {"TYPE": kernels.TF32, "EPILOGUE": kernels.epilogue([kernels.activation_op(kernel_cases.ACTIVATIONS[name])])})
+    spec = KernelSpec.of("pointwise", {"TYPE": kernels.TF32, "EPILOGUE": kernels.epilogue([kernels.activation_op(plan_builder.ACTIVATIONS[name])])})
     with np.errstate(all="ignore"):
         got = twins.apply_epilogue(spec, {}, x.astype(np.float64)[:, None], 1)[:, 0].astype(np.float32)
     assert relative_error(got, want) < 1e-6
@@ -191,7 +192,7 @@ def test_plan_of_several_launches():
     n, c, h, w, outputs = 2, 5, 6, 7, 6
     x = rng.standard_normal((n, c, h, w)).astype(np.float32)
     weight = rng.standard_normal((outputs, c, 3, 3)).astype(np.float32)
-    plan = kernel_cases.Plan("tf32", rng)
+    plan = plan_builder.Plan("tf32", rng)
     t, empty = {"TYPE": kernels.TF32}, {"EPILOGUE": kernels.epilogue()}
     image, filters = plan.input(x), plan.input(pack(weight, "ohwi", 8))
     plan.scratch += [n * h * w * 8 * 4, 4 * n * h * w * 8 * 4, n * h * w * 8 * 4, n * 8 * 4]
@@ -238,4 +239,4 @@ def test_storage_is_rounded_once():
     values = {"x": arg_in(0), "y": arg_out(0), "batch": 1, "h": 1, "w": 1, "channels": 8, "pitch": 8, "offset": 0}
     got = run("layout", {"TYPE": kernels.F16, "OTHER": kernels.TF32, "TO_NHWC": True, "TILE_C": 0}, values, [x], (1, 1, 8), "f16")
     with np.errstate(over="ignore"):
-        assert np.array_equal(got[0, 0], x[0, 0].astype(DTYPE["f16"]))
+        assert np.array_equal(got[0, 0], x[0, 0].astype(np.float16))

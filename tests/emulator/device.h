@@ -68,6 +68,7 @@ extern Thread* current;
 extern dim3 block_index, grid_size;
 extern std::vector<unsigned char> shared;
 extern bool late_copies;
+inline int reciprocal_error = 2;
 
 /// Blocks until `count` fibers have arrived.
 void wait(Barrier& barrier, int count);

@@ -17,9 +17,11 @@ inline float min_nan(float a, float b) {
   return std::isnan(a) || std::isnan(b) ? NAN : std::min(a, b);
 }
 
-/// One unit in the last place too large, the worst that the instruction may do.
+/// Wrong by `emulator::reciprocal_error` units in the last place; the instruction may be by two.
 inline float reciprocal(float a) {
-  return std::nextafter(1.0f / a, INFINITY);
+  float result = 1.0f / a;
+  for (int i = 0; i < std::abs(emulator::reciprocal_error); ++i) result = std::nextafter(result, emulator::reciprocal_error > 0 ? INFINITY : 0.0f);
+  return result;
 }
 
 }  // namespace tilewright

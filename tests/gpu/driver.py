@@ -101,6 +101,7 @@ class Gpu:
             int(self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)),
         )
         self.functions: dict[tuple[bytes, str, int], Any] = {}
+        self.events: tuple[Any, ...] = ()
 
     def _attribute(self, which: Any) -> int:
         return int(check(self.cu.cuDeviceGetAttribute(which, self.device)))
@@ -140,6 +141,33 @@ class Gpu:
         config.attrs = [attribute]
         config.numAttrs = 1
         check(self.cu.cuLaunchKernelEx(config, function, params.ctypes.data, 0))
+
+    def capture(self, launches: Sequence[tuple[Call, Any, bytes]], pdl: bool = False) -> Any:
+        """A CUDA graph of ``launches`` (call, function, packed arguments) one after the other, ready to be launched."""
+        cu = self.cu
+        check(cu.cuStreamBeginCapture(self.stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+        for call, function, args in launches:
+            self.launch(call, function, args, pdl)
+        graph = check(cu.cuStreamEndCapture(self.stream))
+        executable = check(cu.cuGraphInstantiate(graph, 0))
+        check(cu.cuGraphDestroy(graph))
+        return executable
+
+    def time_graph(self, executable: Any) -> float:
+        """Microseconds of one launch of a graph, by events."""
+        cu = self.cu
+        if not self.events:
+            self.events = (check(cu.cuEventCreate(0)), check(cu.cuEventCreate(0)))
+        begin, end = self.events
+        check(cu.cuEventRecord(begin, self.stream))
+        check(cu.cuGraphLaunch(executable, self.stream))
+        check(cu.cuEventRecord(end, self.stream))
+        check(cu.cuEventSynchronize(end))
+        return 1e3 * float(check(cu.cuEventElapsedTime(begin, end)))
+
+    def free_graph(self, executable: Any) -> None:
+        """Gives a graph of :meth:`capture` back."""
+        check(self.cu.cuGraphExecDestroy(executable))
 
     def synchronize(self) -> None:
         """Waits for the stream; errors of kernels show here."""

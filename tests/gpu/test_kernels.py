@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import kernel_cases
+import plan_builder
 import twins
 from gpu.codes import Codes
 from gpu.driver import Gpu, check, pack_args
@@ -67,9 +68,9 @@ def test_case(case: Case, gpu: Gpu, codes: Codes):
         assert not got[..., first : numbers["y_zero_to"]].any(), f"{where}: padding channels are not zero"
 
 
-def chain(rng: np.random.Generator, dtype: str) -> kernel_cases.Made:
+def chain(rng: np.random.Generator, dtype: str) -> plan_builder.Made:
     """Layout, convolution, pooling, split convolution with a residual, gate from a global pool, layout: nine launches that each need the one before."""
-    plan = kernel_cases.Plan(dtype, rng)
+    plan = plan_builder.Plan(dtype, rng)
     element, unit = (2, 8) if dtype == "f16" else (4, 4)
     n, c, size, mid = 3, 3, 33, 24
     t, lanes = {"TYPE": kernels.element_type(dtype)}, {"LANES": 4, "THREADS": 128}
@@ -93,7 +94,7 @@ def chain(rng: np.random.Generator, dtype: str) -> kernel_cases.Made:
 
     def filters(inputs: int, padded: int, kernel: int):
         weight = rng.standard_normal((mid, inputs, kernel, kernel)) / np.sqrt(inputs * kernel * kernel)
-        return plan.input(pack(weight.astype(kernel_cases.DTYPE[dtype]), "ohwi", padded))
+        return plan.input(pack(weight.astype(plan_builder.DTYPE[dtype]), "ohwi", padded))
 
     conv = {"x": image, "x_pitch": unit, "weight": filters(c, unit, 3), "y": first, **y, "batch": n, "groups": 1, "cin_g": unit, "cout_g": mid}
     plan.launch("conv_igemm", {**t, **tile, "SPLIT_K": 1, "EPILOGUE": relu}, {**conv, **same, "h": size, "w": size, "p": size, "q": size}, pdl=True)
@@ -142,12 +143,12 @@ LARGE_SIDE = 4112  # 4112 x 4112 pixels of 128 channels are 2^31 elements and so
 def test_large_tensors(dtype, pointwise, gpu, codes):
     """More than 2^31 elements in x and in y; the first, the last and some pixels between are not zero and are compared."""
     rng, channels, rows = np.random.default_rng(0), 128, LARGE_SIDE**2
-    storage = np.dtype(kernel_cases.DTYPE[dtype])
-    unit = kernel_cases.UNIT[dtype]
+    storage = np.dtype(plan_builder.DTYPE[dtype])
+    unit = plan_builder.UNIT[dtype]
     block = rng.standard_normal((1000, channels)).astype(storage)
     weight = (rng.standard_normal((channels, channels, 1, 1)) / np.sqrt(channels)).astype(storage)
-    plan = kernel_cases.Plan(dtype, rng)
-    plan.outputs.append(Output(kernel_cases.TENSOR[dtype], (const(rows), const(channels))))
+    plan = plan_builder.Plan(dtype, rng)
+    plan.outputs.append(Output(plan_builder.TENSOR[dtype], (const(rows), const(channels))))
     place = {"h": LARGE_SIDE, "w": LARGE_SIDE, "p": LARGE_SIDE, "q": LARGE_SIDE, "kh": 1, "kw": 1, "stride_h": 1, "stride_w": 1}
     values = {"x": arg_in(0), "x_pitch": channels, "weight": arg_in(1), "y": arg_out(0), "y_pitch": channels, "y_offset": 0, "batch": 1, **place}
     values |= {"pad_h": 0, "pad_w": 0, "dil_h": 1, "dil_w": 1, "groups": 1, "cin_g": channels, "cout_g": channels}
