@@ -1,4 +1,5 @@
 // Every template once, for the editor and for CI. NVRTC and nvcc both take it.
+#include "concat.cuh"
 #include "conv_depthwise.cuh"
 #include "conv_direct.cuh"
 #include "conv_igemm.cuh"
@@ -28,6 +29,7 @@ TILEWRIGHT_KERNEL(conv_direct, ConvDirect<F16, 8, 128, Epilogue<Bias, HardSwish>
 TILEWRIGHT_KERNEL(pool, Pool<F16, POOL_MAX, 3, 3, 8, 128, Epilogue<>>)
 TILEWRIGHT_KERNEL(global_pool, GlobalPool<F16, false, 8, 256, Epilogue<>>)
 TILEWRIGHT_KERNEL(pointwise, Pointwise<TF32, 8, 4, 256, Epilogue<ScaleVec<0>, ShiftVec<1>, Relu, MulGate<2>>>)
+TILEWRIGHT_KERNEL(concat, Concat<F16, 4, 8, 256, Epilogue<ScaleVec<0>, ShiftVec<1>, Relu>>)
 TILEWRIGHT_KERNEL(layout_to_nhwc, Layout<F16, TF32, true, 64>)
 TILEWRIGHT_KERNEL(layout_to_nchw, Layout<F16, TF32, false, 0>)
 

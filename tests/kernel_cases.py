@@ -235,6 +235,26 @@ def make_pointwise(case: Case, rng: np.random.Generator) -> Made:
     return plan.done()
 
 
+def make_concat(case: Case, rng: np.random.Generator) -> Made:
+    """concat. Options: sources, epilogue."""
+    dtype, sources = case["dtype"], case["sources"]
+    plan = Plan(dtype, rng)
+    n, (p, q) = _batch(case, rng), (int(v) for v in rng.integers(1, 8 if case.small else 30, 2))
+    values: dict[str, Any] = {"batch": n, "p": p, "q": q}
+    total = 0
+    for i in range(8):
+        channels = 0 if i >= sources else int(rng.integers(1, 30)) if rng.random() < 0.5 else UNIT[dtype] * int(rng.integers(1, 5))
+        values |= {f"x{i}_pitch": 0, f"x{i}_channels": channels}
+        if channels:
+            values[f"x{i}"], values[f"x{i}_pitch"] = plan.tensor(n * p * q, channels, False)
+        total += channels
+    ops, operands = plan.epilogue(case["epilogue"], n * p * q, n, total, False)
+    y = plan.result((n, p, q), total, _concat(case, rng))
+    params = {"TYPE": kernels.element_type(dtype), "SOURCES": sources, "LANES": _lanes(rng, total, UNIT[dtype]), "THREADS": 128, "EPILOGUE": ops}
+    plan.launch("concat", params, {**values, "channels": total, **operands, **y})
+    return plan.done()
+
+
 def make_layout(case: Case, rng: np.random.Generator) -> Made:
     """layout. Options: other (dtype of the NCHW tensor), to_nhwc, tile."""
     dtype, other, tile = case["dtype"], case["other"], case["tile"]
@@ -301,6 +321,9 @@ def cases(small: bool, repeat: int = 1, first_seed: int = 0) -> Iterator[Case]:
             yield case("special", make_pointwise, dtype=dtype, epilogue=(name,), special=True)
         for epilogue in EPILOGUES:
             yield case("op", make_pointwise, dtype=dtype, epilogue=epilogue)
+        for sources in (1, 2, 3, 5, 8):
+            for epilogue in ((), ("ScaleVec", "ShiftVec", "relu"), ("AddFull", "MulGate")):
+                yield case("concat", make_concat, dtype=dtype, sources=sources, epilogue=epilogue)
         for other in ("f16", "tf32"):
             for to_nhwc in (True, False):
                 for tile in (0, 32, 64):

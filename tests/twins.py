@@ -249,6 +249,14 @@ def pointwise(spec: KernelSpec, args: Args) -> None:
     store(spec, args, x.astype(np.float64), args["batch"])
 
 
+def concat(spec: KernelSpec, args: Args) -> None:
+    rows = args["batch"] * args["p"] * args["q"]
+    sources = [(args[f"x{i}"], args[f"x{i}_pitch"], args[f"x{i}_channels"]) for i in range(int(spec["SOURCES"]))]
+    values = np.concatenate([view(x, STORAGE[str(spec["TYPE"])], rows, pitch, channels) for x, pitch, channels in sources], axis=1)
+    assert values.shape[1] == args["channels"]
+    store(spec, args, values.astype(np.float64), args["batch"])
+
+
 def layout(spec: KernelSpec, args: Args) -> None:
     n, pixels, channels = args["batch"], args["h"] * args["w"], args["channels"]
     end = max(args["offset"] + channels, args["zero_to"]) if spec["TO_NHWC"] else args["offset"] + channels
@@ -262,5 +270,5 @@ def layout(spec: KernelSpec, args: Args) -> None:
 
 
 TWINS: dict[str, Callable[[KernelSpec, Args], None]] = {
-    f.__name__: f for f in (conv_igemm, splitk_reduce, conv_depthwise, conv_direct, pool, global_pool, pointwise, layout)
+    f.__name__: f for f in (conv_igemm, splitk_reduce, conv_depthwise, conv_direct, pool, global_pool, pointwise, concat, layout)
 }

@@ -56,7 +56,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("emulator")
 
 
-@pytest.mark.parametrize("family", ["tile", "conv", "channels", "groups", "direct", "depthwise", "pool", "global", "op", "special", "layout"])
+@pytest.mark.parametrize("family", ["tile", "conv", "channels", "groups", "direct", "depthwise", "pool", "global", "op", "special", "concat", "layout"])
 def test_sample(family, folder):
     every = {"tile": 12, "conv": 20, "op": 10, "special": 10, "depthwise": 8, "pool": 10}.get(family, 6)
     found = [c for c in kernel_cases.cases(small=True) if c.name.startswith(f"{family}-")]
