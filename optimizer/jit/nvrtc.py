@@ -81,9 +81,8 @@ def cuda_include_dir() -> Path:
     try:
         from cuda import pathfinder
 
-        find = getattr(pathfinder, "find_nvidia_header_directory", None)
-        folders.append(find("cudart") if find else None)
-    except ImportError:
+        folders.append(pathfinder.find_nvidia_header_directory("cudart"))
+    except Exception:  # not there, or of a version that does not know: the usual places are left
         pass
     folders += [str(Path(str(_nvrtc().__file__)).parents[2] / "nvidia" / f"cu{version()[0]}" / "include"), "/usr/local/cuda/include"]
     for folder in filter(None, folders):
