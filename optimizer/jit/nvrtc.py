@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CompileError, TilewrightError
+from .cubin import resources
 
 # Dynamic shared memory that a block can have, bytes, by compute capability (CUDA programming guide, table of technical specifications).
 SMEM_LIMITS = {80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 110: 232448, 120: 101376, 121: 101376}
 FLAGS = ("--std=c++17",)
 
 _ARCH = re.compile(r"(sm|compute)_(\d+)([af]?)")
-_REGISTERS = re.compile(r"Used (\d+) registers")
-_LOCAL = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,7 @@ def cuda_include_dir() -> Path:
 
 def flags(arch: str) -> tuple[str, ...]:
     """The compiler's flags for ``arch``, apart from include folders."""
-    resources = () if parse_arch(arch)[0] else ("--ptxas-options=-v",)
-    return (f"--gpu-architecture={arch}", *FLAGS, *resources)
+    return (f"--gpu-architecture={arch}", *FLAGS)
 
 
 def compile_source(source: str, name: str, arch: str, include_dirs: Sequence[Path], dynamic_smem: int = 0) -> Compiled:
@@ -126,13 +124,13 @@ def compile_source(source: str, name: str, arch: str, include_dirs: Sequence[Pat
         code = _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    registers = max(map(int, _REGISTERS.findall(log)), default=0)
-    local = [match for match in _LOCAL.finditer(log) if any(int(n) for n in match.groups())]
-    if not registers:
-        raise CompileError(f"{name} for {arch}: the compiler does not say what the kernel uses\n{log}")
-    if local:
-        raise CompileError(f"{name} for {arch}: local memory is used ({local[0].group(0)}, {registers} registers)")
-    return Compiled(code, False, registers, log)
+    try:
+        used = resources(code)
+    except ValueError as cause:
+        raise CompileError(f"{name} for {arch}: {cause}") from cause
+    if used.local_bytes:
+        raise CompileError(f"{name} for {arch}: local memory is used ({used.local_bytes} bytes a thread at {used.registers} registers)")
+    return Compiled(code, False, used.registers, log)
 
 
 def _read(size_of: Any, read: Any, program: Any) -> bytes:

@@ -15,7 +15,7 @@ import pytest
 from tilewright import kernels_ptx
 from tilewright.optimizer.errors import CompileError, TilewrightError
 from tilewright.optimizer.jit import build as build_module
-from tilewright.optimizer.jit import nvrtc
+from tilewright.optimizer.jit import cubin, nvrtc
 from tilewright.optimizer.jit.build import CUBIN, EXACT, PTX, build, compile_spec
 from tilewright.optimizer.jit.store import Store, entry_key, include_digest
 from tilewright.optimizer.launch import arg_in, arg_out, dim
@@ -139,7 +139,7 @@ def test_compile_for_gpu_and_as_ptx():
         (TRIVIAL, "sm_120", 101377, "the architecture has 101376"),
         (TRIVIAL, "sm_12", 0, "k for sm_12"),
         (TRIVIAL, "hopper", 0, "'hopper' is not an architecture"),
-        (SPILLING, "sm_90", 0, "local memory is used (256 bytes stack frame"),
+        (SPILLING, "sm_90", 0, "local memory is used (256 bytes a thread"),
     ],
 )
 def test_compile_refuses(source, arch, smem, reason):
@@ -367,3 +367,12 @@ def test_too_much_shared_memory_is_a_failure_for_the_class_that_has_less():
 
 def test_nothing_to_build():
     assert build({}, target_class("portable")).images == {}
+
+
+def test_resources_are_read_from_the_cubin(tmp_path):
+    compiled = nvrtc.compile_source('extern "C" __global__ void k(float* x) { x[threadIdx.x] += 1; }', "k", "sm_90", ())
+    assert cubin.resources(compiled.code).registers == compiled.registers > 0
+    with pytest.raises(ValueError, match="not a cubin"):
+        cubin.resources(b"nonsense")
+    with pytest.raises(ValueError, match="cut short|no section|does not say"):
+        cubin.resources(compiled.code[:200])
