@@ -195,7 +195,9 @@ def test_pool_refused(case: str) -> None:
 
 
 def test_pool_of_unknown_rank() -> None:
-    m = model([node("Reshape", ["x", "s"], "r"), node("MaxPool", ["r"], "y", kernel_shape=[2, 2])], {"x": [8], "s": ["k"]}, ["y"], dtypes={"s": TensorProto.INT64})
+    m = model(
+        [node("Reshape", ["x", "s"], "r"), node("MaxPool", ["r"], "y", kernel_shape=[2, 2])], {"x": [8], "s": ["k"]}, ["y"], dtypes={"s": TensorProto.INT64}
+    )
     assert plan(m).reasons == "the shape of its input is not known"
 
 
