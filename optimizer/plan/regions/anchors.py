@@ -149,8 +149,10 @@ def _pool(node: Node, shapes: Shapes) -> Stage:
         raise Refused("its indices are used")
     kernel = _two(node.attrs.get("kernel_shape"), rank, 1)
     window = _window(node, rank, kernel)
-    if node.op == "AveragePool" and window.dilations != (1, 1):
+    if window.dilations != (1, 1) and node.op == "AveragePool":
         raise Refused("average pooling with dilation")
+    if window.dilations != (1, 1) and node.attrs.get("auto_pad", "").startswith("SAME"):
+        raise Refused("auto_pad with dilation")  # ONNX Runtime pads a pooling as if it had none
     return Stage(_POOLS[node.op], source, node.outputs[0], channels, channels, (node,), window)
 
 

@@ -80,16 +80,13 @@ def _only_moves(region: Region) -> bool:
 
 def _add_concat(work: Assembly, node: Node) -> bool:
     """``node`` as a region in which every input is written at its channel offset: by the stage that makes it where nothing else reads it."""
-    if not node.standard("Concat") or node.attrs.get("axis") not in (1, -3):
+    if not node.standard("Concat"):
         return False
     parts = [work.made.get(t) for t in node.inputs]
-    if not any(parts):
-        return False
     regions = [p for p in parts if p is not None]
-    first = regions[0]
-    rank = work.shapes.rank(node.outputs[0])
-    if node.attrs["axis"] == -3 and rank != 4:
+    if not regions or node.attrs.get("axis") not in (1, 1 - regions[0].rank):
         return False
+    first = regions[0]
     if len(regions) != len(parts) or len(parts) > MAX_CONCAT_INPUTS or any(r.compute != first.compute or r.rank != first.rank for r in regions):
         work.refusals.append(Refusal(RULE, "Concat: not every input comes from a region of the same type", (node.label,)))
         return False

@@ -110,15 +110,18 @@ def _binary(stage: Stage, node: Node, shapes: Shapes) -> list[EpilogueOp] | None
 
 def _constant_operand(op: str, first: bool, other: Tensor, stage: Stage, shapes: Shapes) -> list[EpilogueOp] | None:
     vector = channel_vector(other, stage.channels_out, shapes.rank(stage.result))
-    if vector is None or not np.isfinite(vector).all() or (op == "Div" and (not first or not vector.all())):
+    if vector is None or not np.isfinite(vector).all() or (op == "Div" and not first):
         return None
     one = np.ones_like(vector)
-    scale, shift = {
-        "Add": (one, vector),
-        "Mul": (vector, 0 * one),
-        "Div": (1 / vector if op == "Div" else one, 0 * one),
-        "Sub": (one, -vector) if first else (-one, vector),
-    }[op]
+    with np.errstate(over="ignore", divide="ignore"):
+        scale, shift = {
+            "Add": (one, vector),
+            "Mul": (vector, 0 * one),
+            "Div": (1 / vector if op == "Div" else one, 0 * one),
+            "Sub": (one, -vector) if first else (-one, vector),
+        }[op]
+    if not np.isfinite(scale).all():
+        return None
     if (scale == scale[0]).all() and (shift == shift[0]).all():
         return [EpilogueOp("affine", a=float(scale[0]), b=float(shift[0]))]
     return [EpilogueOp(kind, vector=v) for kind, v, neutral in (("scale", scale, 1), ("shift", shift, 0)) if (v != neutral).any()]

@@ -85,8 +85,8 @@ def tile_us(device: DeviceSpec, compute: str, shape: GemmShape, tile: Tile) -> f
 
 
 def choose_tile(device: DeviceSpec, compute: str, shape: GemmShape) -> Tile:
-    """The cheapest tile for ``shape``; the first of equals."""
-    deepest = math.ceil(shape.k / (64 if compute == "f16" else 32))
+    """The cheapest tile for ``shape``; the first of equals. Only a reduction of one group can be split."""
+    deepest = math.ceil(shape.k / (64 if compute == "f16" else 32)) if shape.groups == 1 else 0
     return min((t for t in candidates(compute) if t.split_k == 1 or deepest >= 4 * t.split_k), key=lambda t: tile_us(device, compute, shape, t))
 
 
