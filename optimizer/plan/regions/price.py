@@ -65,7 +65,10 @@ class Pricing:
         if stage.kind == "conv":
             shape = self.gemm(stage, region.rank)
             if stage.groups == 1 or shape.n >= 8:
-                return max(tile_us(self.device, region.compute, shape, choose_tile(self.device, region.compute, shape)), memory_us(self.device, nbytes))
+                return max(
+                    tile_us(self.device, region.compute, shape, choose_tile(self.device, region.compute, shape)),
+                    KERNEL_START_US + 2 * memory_us(self.device, nbytes),
+                )
             return KERNEL_START_US + max(shape.flops / (FP32_TFLOPS * CUDA_CORE_SHARE) * 1e-6, memory_us(self.device, nbytes))
         return KERNEL_START_US + memory_us(self.device, nbytes)
 

@@ -11,12 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...target import DeviceSpec
-from ..cost import KERNEL_START_US, GemmShape, memory_us
+from ..cost import ELEMENT_BYTES, GemmShape, memory_us
 
-STEP_US = 0.09  # latency of one tile step that nothing hides: barrier, shared-memory reads, first product
-FIRST_COPY_US = 0.9  # until the first tile has come from L2
-SM_COPY_BYTES_US = 62e3  # bytes a microsecond that one SM reads from L2 when all do
-REDUCE_US = 2.2  # the second kernel of a split reduction
+START_US = 1.6  # launch, first instructions, drain of a kernel that does nothing
+FIRST_COPY_US = 1.15  # until the first tile has arrived, once a round of blocks
+STEP_US = 0.244  # latency of one step along the reduction that nothing hides, a pipeline of 3 to 5 stages
+ROUND_US = 0.5  # end of a block and start of the next
+SM_COPY_BYTES_US = 88e3  # bytes a microsecond that one SM copies to shared memory when all do
+SM_STORE_BYTES_US = 40e3  # bytes of results a microsecond that one SM puts through its epilogue
+MMA_SHARE = 0.55  # of the mma.sync rate that the main loop reaches
+REDUCE_US = 1.5  # the second kernel of a split reduction
 SPLITS = (1, 2, 4, 8)
 
 
@@ -42,9 +46,13 @@ class Tile:
         )
 
 
-# Tiles by output channels and pixels, for elements of two bytes; block_k is halved for elements of four.
+# For elements of two bytes; block_k is halved for elements of four. All fit the shared memory of the smallest portable GPU (99 KiB).
 TILES = (
+    Tile(256, 128, 32, 4, 2, 4),
+    Tile(128, 256, 32, 2, 4, 4),
     Tile(128, 128, 64, 4, 2, 3),
+    Tile(128, 64, 32, 2, 2, 4),
+    Tile(64, 64, 32, 2, 2, 3),
     Tile(128, 64, 64, 4, 1, 3),
     Tile(64, 128, 64, 2, 2, 3),
     Tile(64, 64, 64, 2, 2, 4),
@@ -67,18 +75,19 @@ def candidates(compute: str) -> Iterator[Tile]:
 
 def tile_us(device: DeviceSpec, compute: str, shape: GemmShape, tile: Tile) -> float:
     """Time of the convolution ``shape`` with ``tile``, microseconds, the launch itself apart."""
-    element = 2 if compute == "f16" else 4
+    element = ELEMENT_BYTES[compute]
+    area, threads = tile.block_m * tile.block_n, 32 * tile.warps_m * tile.warps_n
     blocks = math.ceil(shape.m / tile.block_m) * math.ceil(shape.n / tile.block_n) * shape.groups * tile.split_k
     steps = math.ceil(math.ceil(shape.k / tile.block_k) / tile.split_k)
-    threads = 32 * tile.warps_m * tile.warps_n
-    resident = max(1, min(device.smem_block // tile.smem(element), 1024 // threads))
+    registers = min(255.0, 56 + 1.3 * area / threads)
+    resident = max(1, min((device.smem_block + 1024) // (tile.smem(element) + 1024), 2048 // threads, int(65536 / (registers * threads))))
     together = min(resident, math.ceil(blocks / device.sms))
-    product = 2e-6 * tile.block_m * tile.block_n * tile.block_k / (device.mma_tflops[compute] / device.sms)
+    product = 2e-6 * area * tile.block_k * device.sms / (device.mma_tflops[compute] * MMA_SHARE)
     product *= max(1.0, 4 / (together * tile.warps_m * tile.warps_n))  # NOTE: fewer than four warps leave tensor cores of the SM idle
     copy = (tile.block_m + tile.block_n) * tile.block_k * element / SM_COPY_BYTES_US
     step = max(together * product, together * copy, STEP_US)
     rounds = math.ceil(blocks / (device.sms * together))
-    time = KERNEL_START_US + FIRST_COPY_US + rounds * (steps * step + 0.3)
+    time = START_US + rounds * (FIRST_COPY_US + steps * step + together * area * element / SM_STORE_BYTES_US + ROUND_US)
     if tile.split_k > 1:
         time += REDUCE_US + memory_us(device, 8.0 * tile.split_k * shape.m * shape.n * shape.groups)
     return time
