@@ -374,5 +374,5 @@ def test_resources_are_read_from_the_cubin(tmp_path):
     assert cubin.resources(compiled.code).registers == compiled.registers > 0
     with pytest.raises(ValueError, match="not a cubin"):
         cubin.resources(b"nonsense")
-    with pytest.raises(ValueError, match="cut short|no section|does not say"):
+    with pytest.raises(ValueError, match=r"cut short|no section|does not say"):
         cubin.resources(compiled.code[:200])
