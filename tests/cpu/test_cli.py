@@ -1,4 +1,4 @@
-"""The `optimize` command: exit codes, one clear sentence for every fault, nothing written where there is one, and what it prints."""
+"""The `optimize` command: exit codes, a clear sentence for every fault, nothing written then, and what it prints (long because there is one test a fault)."""
 
 from __future__ import annotations
 
