@@ -1,4 +1,4 @@
-"""Image containers for tests, as docs/plan.md lays them out."""
+"""Image containers for tests, as custom_ops/src/image.h lays them out."""
 
 from __future__ import annotations
 
