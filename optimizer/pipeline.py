@@ -10,7 +10,7 @@ from onnx import ModelProto
 
 from .config import OptimizeConfig
 from .emit.export import export_model, graph_changed
-from .emit.nodes import DOMAIN, DOMAIN_VERSION, MAX_BODIES, Emission, TooManyBodies, emit_nodes
+from .emit.nodes import DOMAIN, DOMAIN_VERSION, Emission, TooManyBodies, emit_nodes
 from .emit.save import StagedOutput, check_output, stage_model, stage_unchanged, staged
 from .errors import VerificationError
 from .graph.canonicalize import CanonicalizeReport, canonicalize
@@ -35,7 +35,7 @@ from .run import Attempt, Canonical, Report, Rewritten, Run, result_of, total_by
 from .target import TargetClass, device_for
 from .verify.bisect import bisect
 from .verify.submodels import check_region
-from .verify.verify import CANONICALIZED, CannotCompare, Reference, reference, verify
+from .verify.verify import CANONICALIZED, CannotCompare, Reference, check_loads, reference, verify
 
 COLLECT_BYTES = 1 << 24  # models above it are large enough for their views to be collected after each stage
 MAX_ATTEMPTS = 4  # emissions, while sites that fail to compile or to verify are dropped
@@ -170,7 +170,7 @@ def _rewrite(attempt: Attempt, compile_images: bool = True, only: Set[str] | Non
                 emission = emit_nodes(view, lowered, images, _op_suffix(config.targets))
                 proto = export_model(view, emission.functions, [(DOMAIN, DOMAIN_VERSION)])
         except TooManyBodies as cause:
-            attempt.excluded.update((region.region.label, str(cause)) for region in lowered[MAX_BODIES:])
+            attempt.excluded.update((region.region.label, str(cause)) for region in lowered[cause.fitting :])
             continue
         except _SpecFailed as failure:
             reason = f"its kernel does not compile ({failure.reason})"
@@ -237,7 +237,7 @@ def _stage_and_check(attempt: Attempt, rewritten: Rewritten | None, truth: Refer
                 if not all(c.passed for c in checks):
                     return checks
         if isinstance(truth, CannotCompare):
-            return checks
+            return [*checks, check_loads(output.model)] if truth.loads else checks
         return checks + verify(truth, canonical.proto if canonical.changed or rewritten is not None else None, output.model, run.config, canonical.half)
 
 

@@ -24,7 +24,11 @@ KIND = "FusedConvRegion"
 
 
 class TooManyBodies(TilewrightError):
-    """The model needs more distinct function bodies than the library has names for."""
+    """The model needs more distinct function bodies than the library has names for; ``fitting`` regions were given one."""
+
+    def __init__(self, fitting: int) -> None:
+        super().__init__(f"more than {MAX_BODIES} distinct regions in one model")
+        self.fitting = fitting
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,14 +79,14 @@ def emit_nodes(view: View, lowered: Sequence[LoweredRegion], images: Mapping[str
     taken = {f.name for f in view.model.functions if f.domain == DOMAIN}
     names = [name for name in (f"{KIND}_{op_suffix}_{n}" for n in range(MAX_BODIES)) if name not in taken]
     models = [RegionModels(r, view) for r in lowered]
-    emitted = []
+    emitted: list[EmittedNode] = []
     for region, own in zip(lowered, models, strict=True):
         body = function_body(region, view.opset)
         key = body_key(body, region.region)
         first = key not in functions
         if first:
             if len(functions) == len(names):
-                raise TooManyBodies(f"more than {MAX_BODIES} distinct regions in one model")
+                raise TooManyBodies(len(emitted))
             body.name = names[len(functions)]
             functions[key] = body
         function = functions[key]

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import ExternalDataInfo
 
 from ..errors import ModelError, UsageError
-from ..graph.load import LoadedModel, all_tensors
+from ..graph.load import LoadedModel, all_tensors, tensor_bytes
 
 INLINE_BYTES = 1024  # smaller tensors stay in the model file
 ALIGNMENT = 4096  # of a tensor in the data file, so that it can be mapped
@@ -35,6 +35,8 @@ def check_output(path: Path, source: LoadedModel) -> None:
         raise UsageError(f"{path}: the output is the input; give another -o, a model is never rewritten in place")
     if path.is_dir():
         raise ModelError(f"{path}: cannot be written, it is a folder")
+    if path.exists() and not path.is_file():
+        raise ModelError(f"{path}: cannot be written, it is no regular file (--dry-run writes nothing)")
     if not path.parent.is_dir():
         raise ModelError(f"{path}: cannot be written, the folder {path.parent} does not exist")
     if not os.access(path.parent, os.W_OK):
@@ -51,7 +53,7 @@ class StagedOutput:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+        self.folder = Path(tempfile.mkdtemp(prefix=f".{path.name[:50]}.", suffix=".tmp", dir=path.parent))
         self._files: list[Path] = []
 
     @property
@@ -78,25 +80,51 @@ class StagedOutput:
         """Renames the files to where they belong, the model last; returns them, the model first.
 
         Raises:
-            ModelError: one of them cannot be put there.
+            ModelError: one of them cannot be put there; those before it are taken back.
         """
+        replaced: list[tuple[Path, Path | None]] = []
         try:
             for name in self._files:
                 final = self.path.parent / name
                 final.parent.mkdir(parents=True, exist_ok=True)
+                if name is not self._files[-1]:  # with the last one all is done
+                    replaced.append((final, self._set_aside(final)))
                 os.replace(self.folder / name, final)
-            directory = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
-        except OSError as cause:
-            raise ModelError(f"{self.path}: cannot be written ({cause.strerror or cause})") from cause
+        except BaseException as cause:
+            for final, old in replaced:
+                if old is not None:
+                    os.replace(old, final)
+                else:
+                    final.unlink(missing_ok=True)
+            if isinstance(cause, OSError):
+                raise ModelError(f"{self.path}: cannot be written ({cause.strerror or cause})") from cause
+            raise
+        _sync_folder(self.path.parent)
         return [self.path.parent / name for name in reversed(self._files)]
+
+    def _set_aside(self, file: Path) -> Path | None:
+        """A second name for what is to be replaced; None where there is nothing."""
+        if not os.path.lexists(file):
+            return None
+        aside = Path(tempfile.mkdtemp(dir=self.folder)) / file.name
+        try:
+            os.link(file, aside, follow_symlinks=False)
+        except OSError:  # NOTE: not every file system has hard links
+            os.replace(file, aside)
+        return aside
 
     def discard(self) -> None:
         """Removes what is left of the hidden folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    with suppress(OSError):  # NOTE: some network file systems refuse it; the files are complete all the same
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 @contextmanager
@@ -142,6 +170,8 @@ def stage_model(model: ModelProto, source: LoadedModel, output: StagedOutput, ex
 
 
 def _write_tensors(model: ModelProto, base_dir: Path | None, location: str, sink: BinaryIO) -> None:
+    """Moves weights into ``sink``; tensors that share one range of the input's files share it again."""
+    written: dict[tuple[str, int, int], int] = {}
     for tensor in all_tensors(model):
         if tensor.data_type == TensorProto.STRING:
             continue
@@ -153,31 +183,39 @@ def _write_tensors(model: ModelProto, base_dir: Path | None, location: str, sink
             continue
         if not is_external and len(tensor.raw_data) < INLINE_BYTES:
             continue
-        sink.write(b"\0" * (-sink.tell() % ALIGNMENT))
-        offset = sink.tell()
         if is_external:
             info = ExternalDataInfo(tensor)
-            with open(Path(base_dir or ".") / info.location, "rb") as origin:
-                origin.seek(info.offset or 0)
-                _copy_range(origin, sink, info.length)
+            length = info.length or tensor_bytes(tensor)
+            source = (info.location, info.offset or 0, length)
+            if source not in written:
+                written[source] = _align(sink)
+                with open(Path(base_dir or ".") / info.location, "rb") as origin:
+                    origin.seek(info.offset or 0)
+                    _copy_range(origin, sink, length)
+            offset = written[source]
         else:
+            length, offset = len(tensor.raw_data), _align(sink)
             sink.write(tensor.raw_data)
             tensor.ClearField("raw_data")
-        length = sink.tell() - offset
         tensor.data_location = TensorProto.EXTERNAL
         del tensor.external_data[:]
         for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
             tensor.external_data.add(key=key, value=value)
 
 
-def _copy_range(origin: BinaryIO, sink: BinaryIO, length: int | None) -> None:
-    left = length
-    while left is None or left > 0:
-        chunk = origin.read(min(left, 1 << 24) if left is not None else 1 << 24)
+def _align(sink: BinaryIO) -> int:
+    """Fills up to the next aligned position; returns it."""
+    sink.write(b"\0" * (-sink.tell() % ALIGNMENT))
+    return sink.tell()
+
+
+def _copy_range(origin: BinaryIO, sink: BinaryIO, length: int) -> None:
+    while length > 0:
+        chunk = origin.read(min(length, 1 << 24))
         if not chunk:
-            break
+            raise OSError(f"{origin.name} ends too early")
         sink.write(chunk)
-        left = left - len(chunk) if left is not None else None
+        length -= len(chunk)
 
 
 def _copy_file(origin: Path, sink: BinaryIO) -> None:

@@ -38,20 +38,18 @@ class RegionModels:
 def _standalone(lowered: LoweredRegion, node: NodeProto, function: FunctionProto, opset: int, opsets: list[OperatorSetIdProto]) -> ModelProto:
     region = lowered.region
     layout = (region.rank, region.compute)
-    writer = Writer(opset)
+    writer = Writer(opset, {t.name for t in (*region.inputs, region.output)})
     call = NodeProto()
     call.CopyFrom(node)
     for i, port in enumerate(lowered.inputs):
         call.input[i] = writer.to_nhwc(port.tensor.name, port.channels, *layout) if port.layout == NHWC else port.tensor.name
-    for i in range(len(lowered.packed)):
-        call.input[len(lowered.inputs) + i] = f"w{i}"
-    for i in range(len(lowered.outputs)):
-        call.output[i] = f"y{i}"
+    weights = [numpy_helper.from_array(p.values, writer.fresh()) for p in lowered.packed]
+    call.input[len(lowered.inputs) :] = [w.name for w in weights]
+    call.output[:] = [writer.fresh() for _ in lowered.outputs]
     writer.nodes.append(call)
     port = lowered.outputs[0]
-    result = writer.from_nhwc("y0", port.channels, *layout) if port.layout == NHWC else "y0"
+    result = writer.from_nhwc(call.output[0], port.channels, *layout) if port.layout == NHWC else call.output[0]
     writer.emit("Identity", [result], output=region.output.name)
-    weights = [numpy_helper.from_array(p.values, f"w{i}") for i, p in enumerate(lowered.packed)]
     return _model(region, writer.nodes, weights, [*opsets, helper.make_opsetid(node.domain, 1)], [function])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,12 @@ class Writer:
     Attributes:
         nodes: What was written so far.
         opset: Version of the default domain that decides between attributes and inputs.
+        taken: Names that are none of its own.
     """
 
-    def __init__(self, opset: int) -> None:
+    def __init__(self, opset: int, taken: Set[str] = frozenset()) -> None:
         self.opset = opset
+        self.taken = taken
         self.nodes: list[NodeProto] = []
         self.count = 0
 
@@ -33,6 +35,8 @@ class Writer:
     def fresh(self) -> str:
         """A new tensor name."""
         self.count += 1
+        while f"t{self.count}" in self.taken:
+            self.count += 1
         return f"t{self.count}"
 
     def constant(self, values: np.ndarray) -> str:

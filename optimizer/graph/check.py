@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 from onnx.external_data_helper import ExternalDataInfo
 
 from ..errors import ModelError
+from .load import tensor_bytes
 
 
 def check_model(model: ModelProto, label: str = "model", path: Path | None = None) -> None:
@@ -66,10 +67,20 @@ class _NodeCheck:
             raise ModelError(f"{node_label(node)}: attribute {missing[0]!r}, which {node.op_type} requires, is missing")
         if schema.deprecated or node.op_type == "Constant" or any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute):
             return
+        if node.domain:
+            node = _in_domain(node, domain)
         try:
             onnx.checker.check_node(node, self.context)
         except onnx.checker.ValidationError as cause:
             raise ModelError(f"{node_label(node)}: {str(cause).strip().splitlines()[0]}") from cause
+
+
+def _in_domain(node: NodeProto, domain: str) -> NodeProto:
+    """``node`` with the short name of its domain, the only one that the onnx package knows."""
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    copy.domain = domain
+    return copy
 
 
 def _check_graph(graph: GraphProto, outer: frozenset[str], check_node: _NodeCheck, folder: Path | None) -> None:
@@ -152,7 +163,7 @@ def _check_initializer(tensor: TensorProto, folder: Path | None) -> None:
     held: int | None = len(tensor.raw_data) if tensor.HasField("raw_data") else None
     if tensor.data_location == TensorProto.EXTERNAL:
         held = _external_bytes(tensor, folder)
-    size = _bytes(tensor)
+    size = tensor_bytes(tensor)
     if held is not None and size != held:
         raise ModelError(f"initializer {tensor.name!r} holds {held} bytes, its shape {list(tensor.dims)} takes {size}")
 
@@ -164,15 +175,4 @@ def _external_bytes(tensor: TensorProto, folder: Path | None) -> int | None:
         return int(info.length)
     file = folder / info.location if folder is not None else None
     left = file.stat().st_size - (info.offset or 0) if file is not None and file.is_file() else None
-    return None if left is None or left >= _bytes(tensor) else left
-
-
-def _bytes(tensor: TensorProto) -> int:
-    name = TensorProto.DataType.Name(tensor.data_type)
-    count = 1
-    for dim in tensor.dims:
-        count *= dim
-    bits = 4 if name in ("INT4", "UINT4", "FLOAT4E2M1") else 2 if name in ("INT2", "UINT2") else None
-    if bits is None:
-        return count * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
-    return (count * bits + 7) // 8
+    return None if left is None or left >= tensor_bytes(tensor) else left

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from onnx import FunctionProto, ModelProto, inliner
+from collections.abc import Iterator, Mapping
+
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, inliner
 
 ANCHORS = ("Conv", "MaxPool", "AveragePool", "GlobalAveragePool")
 LARGEST = 2**31 - 2**20
@@ -11,21 +13,46 @@ LARGEST = 2**31 - 2**20
 def inline_anchors(model: ModelProto, keep: str = "") -> tuple[ModelProto, list[str]]:
     """``model`` with every local function that reaches a convolution inlined, and their names; the same object where there is none.
 
-    Functions of the domain ``keep`` stay. A model that does not fit one protobuf message is left as it is: the inliner cannot take it.
+    Functions of the domain ``keep`` and those that were written for another opset than the model's stay. A model that does not fit one protobuf
+    message is left as it is: the inliner cannot take it.
     """
     names = {(f.domain, f.name): f for f in model.functions}
-    wanted = [key for key in names if key[0] != keep and _reaches(key, names, set())]
+    opsets = {i.domain: i.version for i in model.opset_import}
+    strangers = {key for key, f in names.items() if any(opsets.get(i.domain, i.version) != i.version for i in f.opset_import)}
+    wanted = [key for key in names if key[0] != keep and key not in strangers and any(_is_anchor(n) for n in _reached(key, names))]
     if not wanted or sum(len(t.raw_data) for t in model.graph.initializer) > LARGEST:
         return model, []
-    return inliner.inline_selected_functions(model, wanted), [f"{domain}::{name}" for domain, name in wanted]
+    kept = strangers | {(n.domain, n.op_type) for key in strangers for n in _reached(key, names)}
+    return _inline(model, wanted, kept), [f"{domain}::{name}" for domain, name in wanted]
 
 
-def _reaches(key: tuple[str, str], functions: dict[tuple[str, str], FunctionProto], seen: set[tuple[str, str]]) -> bool:
-    seen.add(key)
-    for node in functions[key].node:
-        if node.domain in ("", "ai.onnx") and node.op_type in ANCHORS:
-            return True
-        inner = (node.domain, node.op_type)
-        if inner in functions and inner not in seen and _reaches(inner, functions, seen):
-            return True
-    return False
+def _inline(model: ModelProto, wanted: list[tuple[str, str]], kept: set[tuple[str, str]]) -> ModelProto:
+    """``model`` without calls of ``wanted``; ``kept`` are the functions that another opset was written for, and those that they call."""
+    if not kept:
+        return inliner.inline_selected_functions(model, wanted)
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    del copy.functions[:]
+    # NOTE: the inliner refuses a model with a function of another opset, called or not; it leaves ops alone that it does not know.
+    copy.functions.extend(f for f in model.functions if (f.domain, f.name) not in kept or (f.domain, f.name) in wanted)
+    inlined = inliner.inline_selected_functions(copy, wanted)
+    inlined.functions.extend(f for f in model.functions if (f.domain, f.name) in kept)
+    return inlined
+
+
+def _is_anchor(node: NodeProto) -> bool:
+    return node.domain in ("", "ai.onnx") and node.op_type in ANCHORS
+
+
+def _reached(key: tuple[str, str], functions: Mapping[tuple[str, str], FunctionProto]) -> Iterator[NodeProto]:
+    """The nodes of a function, of their sub-graphs, and of the functions that they call."""
+    pending: list[FunctionProto | GraphProto] = [functions[key]]
+    seen = {key}
+    while pending:
+        for node in pending.pop().node:
+            yield node
+            pending += [g for a in node.attribute for g in (a.g, *a.graphs)]
+            inner = (node.domain, node.op_type)
+            if inner in functions and inner not in seen:
+                seen.add(inner)
+                pending.append(functions[inner])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnx.external_data_helper import ExternalDataInfo
 
 from ..errors import ModelError
@@ -115,3 +115,15 @@ def _node_tensors(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
                 yield from _graph_tensors(attribute.g)
             for graph in attribute.graphs:
                 yield from _graph_tensors(graph)
+
+
+def tensor_bytes(tensor: TensorProto) -> int:
+    """Bytes that the values of ``tensor`` take in a file, by its type and shape."""
+    name = TensorProto.DataType.Name(tensor.data_type)
+    count = 1
+    for dim in tensor.dims:
+        count *= dim
+    bits = 4 if name in ("INT4", "UINT4", "FLOAT4E2M1") else 2 if name in ("INT2", "UINT2") else None
+    if bits is None:
+        return count * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+    return (count * bits + 7) // 8

@@ -233,7 +233,8 @@ class View:
 
 
 def _all_names(graph: GraphProto) -> set[str]:
-    names = {t.name for t in graph.initializer} | {t.name for t in graph.input} | {t.name for t in graph.output}
+    names = {v.name for values in (graph.initializer, graph.input, graph.output, graph.value_info) for v in values}
+    names |= {s.values.name for s in graph.sparse_initializer}
     for node in graph.node:
         names |= {node.name, *node.input, *node.output}
         for attribute in node.attribute:

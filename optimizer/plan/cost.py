@@ -57,4 +57,5 @@ def vendor_conv_us(device: DeviceSpec, compute: str, shape: GemmShape, nbytes: f
 
 def _fill(device: DeviceSpec, shape: GemmShape) -> float:
     """Share of the SMs that tiles of 128 x 128 occupy, split reductions counted as a fourfold."""
-    return min(1.0, 4 * math.ceil(shape.m / 128) * math.ceil(shape.n / 128) * shape.groups / device.sms)
+    tiles = math.ceil(shape.m / 128) * math.ceil(shape.n / 128) * shape.groups
+    return min(1.0, 4 * max(1, tiles) / device.sms)

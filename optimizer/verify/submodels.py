@@ -5,6 +5,8 @@ A whole network amplifies rounding, so that a wrong epilogue can hide in it and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import sympy
 from onnx import TensorProto
@@ -18,7 +20,7 @@ from .inputs import random_array
 from .observe import PROBABILITY_OPS, PROBABILITY_SCALE
 from .session import cpu_session, gpu_available, gpu_session
 from .upcast import upcast, upcast_inputs
-from .verify import FLOAT_BOUND, KERNEL_FACTOR, KERNEL_FLOOR
+from .verify import FLOAT_BOUND, KERNEL_FACTOR, KERNEL_FLOOR, first_line
 
 MAX_BATCH = 2
 UNKNOWN_DIM = 24
@@ -41,16 +43,20 @@ def check_region(emitted: EmittedNode, shapes: Shapes, seed: int = 0) -> list[Ch
     except Exception:
         return []
     standalone = emitted.standalone()
-    checks = [_check(region.label, "body, CPU", scale, truth, cpu_session(standalone).run(None, inputs)[0], KERNEL_FLOOR if half else FLOAT_BOUND)]
+    bound = KERNEL_FLOOR if half else FLOAT_BOUND
+    checks = [_check(region.label, "body, CPU", scale, truth, lambda: cpu_session(standalone).run(None, inputs)[0], bound)]
     if gpu_available():
         vendor = compare("", truth, gpu_session(reference, kernels=False).run(None, inputs)[0], same_dtype=False, scale=scale)
         bound = max(KERNEL_FLOOR, KERNEL_FACTOR * vendor.relative)
-        checks.append(_check(region.label, "kernel, GPU", scale, truth, gpu_session(standalone, kernels=True).run(None, inputs)[0], bound))
+        checks.append(_check(region.label, "kernel, GPU", scale, truth, lambda: gpu_session(standalone, kernels=True).run(None, inputs)[0], bound))
     return checks
 
 
-def _check(label: str, what: str, scale: float, truth: np.ndarray, value: np.ndarray, bound: float) -> Check:
-    error = compare(what, truth, value, same_dtype=False, scale=scale)
+def _check(label: str, what: str, scale: float, truth: np.ndarray, run: Callable[[], np.ndarray], bound: float) -> Check:
+    try:
+        error = compare(what, truth, run(), same_dtype=False, scale=scale)
+    except Exception as cause:  # NOTE: ONNX Runtime's errors share no base class.
+        return Check(f"{label}: {what}", 1.0, 0.0, bound, f"it does not run ({first_line(cause)})", region=label)
     return Check(f"{label}: {what}", error.relative, error.max_abs, bound, error.problem, region=label)
 
 

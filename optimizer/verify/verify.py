@@ -16,7 +16,7 @@ Float16 results are measured against the same model in float32 arithmetic. ``max
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,15 @@ CANONICALIZED = "canonicalized, CPU"  # begins the name of the check that no reg
 
 
 class CannotCompare(Exception):
-    """Why a model cannot be compared: it does not load, or runs on no input that was tried."""
+    """Why a model cannot be compared: it does not load, or runs on no input that was tried.
+
+    Attributes:
+        loads: Whether ONNX Runtime loads the original, so that it must load what becomes of it.
+    """
+
+    def __init__(self, reason: str, loads: bool = False) -> None:
+        super().__init__(reason)
+        self.loads = loads
 
 
 @dataclass
@@ -80,12 +88,12 @@ def reference(source: LoadedModel, view: View, shapes: Shapes, config: OptimizeC
     observed = observe(view)
     in_memory = not source.external_files and sum(len(t.raw_data) for t in source.proto.graph.initializer) < PROTOBUF_LIMIT
     if not (observed.outputs or (in_memory and observed.probes)):
-        raise CannotCompare("every output depends on random or discrete ops")
+        raise CannotCompare("every output depends on random or discrete ops", loads=_loads(source.path or source.proto))
     probed = _probed(source, observed, in_memory)
     try:
         session = cpu_session(probed)
     except Exception as cause:
-        raise CannotCompare(f"the original does not load in ONNX Runtime ({_first_line(cause)})") from cause
+        raise CannotCompare(f"the original does not load in ONNX Runtime ({first_line(cause)})") from cause
     half = in_memory and has_half(source.proto)
     names = [*observed.outputs, *(observed.probes if in_memory else ())]
     candidates = [load_inputs(config.inputs, view)] if config.inputs else trial_inputs(view, shapes, config)
@@ -94,12 +102,29 @@ def reference(source: LoadedModel, view: View, shapes: Shapes, config: OptimizeC
         try:
             own = run(session, inputs, names)
         except Exception as cause:
-            failure = _first_line(cause)
+            failure = first_line(cause)
             continue
         truth = run(cpu_session(upcast(with_probes(source.proto, observed))), upcast_inputs(inputs), names) if half else own
         error = worst(_compare_all(names, truth, own, observed)).relative if half else 0.0
         return Reference(inputs, truth, error, observed, in_memory)
-    raise CannotCompare(f"the original runs on no input that was tried ({failure})")
+    raise CannotCompare(f"the original runs on no input that was tried ({failure})", loads=True)
+
+
+def _loads(source: Source | ModelProto) -> bool:
+    try:
+        cpu_session(source)
+    except Exception:
+        return False
+    return True
+
+
+def check_loads(rewritten: Path) -> Check:
+    """Whether ONNX Runtime loads the staged model, where there is no more to compare."""
+    try:
+        cpu_session(rewritten)
+    except Exception as cause:
+        return Check("function bodies, CPU", 1.0, 0.0, FLOAT_BOUND, f"it does not load ({first_line(cause)})")
+    return Check("loads, CPU", 0.0, 0.0, FLOAT_BOUND)
 
 
 def _probed(source: LoadedModel, observed: Observed, in_memory: bool) -> ModelProto | Path:
@@ -109,7 +134,8 @@ def _probed(source: LoadedModel, observed: Observed, in_memory: bool) -> ModelPr
     return with_probes(source.proto, observed)
 
 
-def _first_line(cause: BaseException) -> str:
+def first_line(cause: BaseException) -> str:
+    """What an error says in its first line, at most 300 characters of it."""
     return str(cause).strip().splitlines()[0][:300] if str(cause).strip() else type(cause).__name__
 
 
@@ -142,12 +168,12 @@ def verify(ref: Reference, canonical: ModelProto | None, rewritten: Path, config
     checks = []
     cpu_error = _largest(ref, of_base(gpu=False)) if base is not None and half else ref.own_error
     if base is not None and not half:
-        checks.append(_check(CANONICALIZED, ref, of_base(gpu=False), FLOAT_BOUND, config))
+        checks.append(_check(CANONICALIZED, ref, lambda: of_base(gpu=False), FLOAT_BOUND, config))
     body_bound = max(KERNEL_FLOOR, KERNEL_FACTOR * cpu_error) if half else FLOAT_BOUND
-    checks.append(_check("function bodies, CPU", ref, cpu_session(of_result()), body_bound, config))
+    checks.append(_check("function bodies, CPU", ref, lambda: cpu_session(of_result()), body_bound, config))
     if gpu_available():
         vendor_error = _largest(ref, of_base(gpu=True)) if base is not None else ref.own_error
-        checks.append(_check("kernels, GPU", ref, gpu_session(of_result(), kernels=True), max(KERNEL_FLOOR, KERNEL_FACTOR * vendor_error), config))
+        checks.append(_check("kernels, GPU", ref, lambda: gpu_session(of_result(), kernels=True), max(KERNEL_FLOOR, KERNEL_FACTOR * vendor_error), config))
     return checks
 
 
@@ -162,7 +188,10 @@ def _errors(ref: Reference, session: Any) -> list[OutputError]:
     return _compare_all(ref.names, ref.truth, run(session, inputs, ref.names), ref.observed)
 
 
-def _check(what: str, ref: Reference, session: Any, bound: float, config: OptimizeConfig) -> Check:
-    error = worst(_errors(ref, session))
+def _check(what: str, ref: Reference, session: Callable[[], Any], bound: float, config: OptimizeConfig) -> Check:
+    try:
+        error = worst(_errors(ref, session()))
+    except Exception as cause:  # NOTE: ONNX Runtime's errors share no base class.
+        return Check(what, 1.0, 0.0, bound, f"it does not run ({first_line(cause)})")
     bound = config.max_error if config.max_error is not None else bound
     return Check(f"{what}: {error.name}", error.relative, error.max_abs, bound, error.problem)

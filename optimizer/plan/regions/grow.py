@@ -77,8 +77,12 @@ def _batchnorm(node: Node, tensor: Tensor) -> list[EpilogueOp] | None:
     if any(v is None for v in values):
         return None
     gamma, beta, mean, variance = (np.asarray(v, dtype=np.float64) for v in values)
-    scale = gamma / np.sqrt(variance + node.attrs.get("epsilon", 1e-5))
-    return [EpilogueOp("scale", vector=scale.astype(np.float32)), EpilogueOp("shift", vector=(beta - mean * scale).astype(np.float32))]
+    with np.errstate(all="ignore"):
+        scale = gamma / np.sqrt(variance + node.attrs.get("epsilon", 1e-5))
+        vectors = [v.astype(np.float32) for v in (scale, beta - mean * scale)]
+    if not all(np.isfinite(v).all() for v in vectors):
+        return None
+    return [EpilogueOp("scale", vector=vectors[0]), EpilogueOp("shift", vector=vectors[1])]
 
 
 def channel_vector(tensor: Tensor, channels: int, rank: int | None) -> np.ndarray | None:

@@ -6,7 +6,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from ...graph.shapes import Shapes
-from ...graph.view import Tensor, View
+from ...graph.view import Tensor, View, subgraphs
 from ...records import Refusal
 from .anchors import RULE
 from .assemble import assemble
@@ -14,6 +14,7 @@ from .price import Pricing
 from .region import Region
 from .select import Borders, select
 
+CONTROL_FLOW = ("If", "Loop", "Scan")
 NOT_WORTH_IT = "ONNX Runtime's own kernels are expected to be faster here, layout changes at the border counted"
 
 
@@ -59,8 +60,15 @@ def plan_regions(
     """
     candidates: list[Region] = []
     refusals: list[Refusal] = []
+    expanded: dict[int, str] = {}  # graphs inside ops that ONNX Runtime expands: calls in them it cannot
     for graph in view.graphs():
+        owner = expanded.get(id(graph), "")
+        for node in graph.nodes:
+            expanded.update((id(g), owner or node.op) for g in subgraphs(node) if owner or not node.standard(*CONTROL_FLOW))
         made, refused = assemble(graph, shapes, precision)
+        if owner:
+            refusals += [Refusal(RULE, f"it is inside {owner}, where ONNX Runtime calls no functions", (r.label,)) for r in made]
+            continue
         candidates += [r for r in made if r.label not in excluded and (only is None or r.label in only)]
         refusals += refused
     borders = Borders(candidates, shapes)

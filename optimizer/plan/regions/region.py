@@ -147,6 +147,7 @@ class Region:
         channels: Channels of ``output``.
         joints: Nodes that belong to no stage (the Concat).
         dtype: Element type of its tensors, a ``TensorProto`` enum.
+        label: What reports call it, also when its nodes are gone.
     """
 
     graph: gs.Graph
@@ -157,6 +158,10 @@ class Region:
     channels: int
     dtype: int
     joints: tuple[Node, ...] = ()
+    label: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", self.output.name if self.joints else self.stages[0].nodes[0].label)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -169,11 +174,6 @@ class Region:
         """Tensors that it reads, weights apart, each once, in the order of use."""
         made = {s.result for s in self.stages}
         return tuple(dict.fromkeys(t for s in self.stages for t in (*(t for t, _ in s.reads), *s.operands) if t not in made))
-
-    @property
-    def label(self) -> str:
-        """What reports call it."""
-        return self.stages[0].nodes[0].label if not self.joints else self.output.name
 
     def __str__(self) -> str:
         return "\n".join([f"region {self.output.name}[{self.channels}] {self.compute}", *(f"  {s}" for s in self.stages)])
