@@ -101,7 +101,10 @@ def _config(args: argparse.Namespace) -> OptimizeConfig:
 def _native_arch() -> str | None:
     from tilewright import custom_ops
 
-    capabilities = sorted(d["capability"] for d in custom_ops.status().get("devices", []))
+    try:
+        capabilities = sorted(d["capability"] for d in custom_ops.status().get("devices", []))
+    except custom_ops.OpLibraryError as cause:
+        raise UsageError(f"--target native: no GPU can be asked for ({cause})") from cause
     return f"sm_{capabilities[0][0]}{capabilities[0][1]}" if capabilities else None
 
 

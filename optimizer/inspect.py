@@ -39,7 +39,10 @@ def _body_reason(model: ModelProto) -> str:
     """Why the bodies run on this machine, or '' where the kernels do."""
     from tilewright import custom_ops
 
-    status = custom_ops.status()
+    try:
+        status = custom_ops.status()
+    except custom_ops.OpLibraryError as cause:
+        return f"body: {cause}"
     if not custom_ops.supported():
         return f"body: {custom_ops.status().get('reason') or status.get('driver_problem') or 'the library registers nothing'}"
     classes = set(custom_ops.status().get("classes", []))
