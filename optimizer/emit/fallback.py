@@ -56,7 +56,7 @@ class _Body(Writer):
 
     def per_channel(self, index: int) -> str:
         """A float32 vector [C] with the shape [C, 1, ...] that broadcasts along the channels."""
-        return self.emit("Reshape", [f"w{index}", self.ints(-1, *[1] * (self.region.rank - 2))])
+        return self.unsqueeze(f"w{index}", *range(1, self.region.rank - 1))
 
     def stage(self, index: int, stage: Stage) -> str:
         use = self.lowered.stage_weights[index]

@@ -44,7 +44,7 @@ class Writer:
         return self.emit("Constant", [], value=numpy_helper.from_array(np.asarray(values)))
 
     def ints(self, *values: int) -> str:
-        """A Constant node of int64 values."""
+        """A Constant node of int64 values, which is legal from opset 9 on."""
         return self.constant(np.array(values, dtype=np.int64))
 
     def cast(self, name: str, dtype: int) -> str:
@@ -64,9 +64,9 @@ class Writer:
             return self.emit("Pad", [name], mode="constant", pads=pads, value=0.0)
         return self.emit("Pad", [name, self.ints(*pads)], mode="constant")
 
-    def unsqueeze(self, name: str, axis: int) -> str:
-        """A new axis of length 1."""
-        return self.emit("Unsqueeze", [name], axes=[axis]) if self.opset < 13 else self.emit("Unsqueeze", [name, self.ints(axis)])
+    def unsqueeze(self, name: str, *axes: int) -> str:
+        """New axes of length 1."""
+        return self.emit("Unsqueeze", [name], axes=axes) if self.opset < 13 else self.emit("Unsqueeze", [name, self.ints(*axes)])
 
     def squeeze(self, name: str, axis: int) -> str:
         """Without the axis of length 1."""
