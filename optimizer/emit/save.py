@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -106,6 +107,8 @@ class StagedOutput:
         """A second name for what is to be replaced; None where there is nothing."""
         if not os.path.lexists(file):
             return None
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, f"{file.name} is a folder")
         aside = Path(tempfile.mkdtemp(dir=self.folder)) / file.name
         try:
             os.link(file, aside, follow_symlinks=False)
