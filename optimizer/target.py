@@ -27,7 +27,7 @@ class DeviceSpec:
         launch_us: One more kernel in a stream that the GPU works through without gaps, microseconds.
         node_us: One more node of ONNX Runtime's CUDA provider, microseconds of host time without a CUDA graph.
         vendor_floor_us: What a vendor matmul costs however small it is, microseconds.
-        conv_floor_us: The same of a convolution, as ONNX Runtime calls it.
+        conv_start_us: What a convolution costs beside its work, as ONNX Runtime calls it.
         conv_efficiency: Share of ``vendor_tflops`` that convolutions reach in ONNX Runtime on large problems, its layout changes counted.
     """
 
@@ -43,7 +43,7 @@ class DeviceSpec:
     launch_us: float
     node_us: float
     vendor_floor_us: float
-    conv_floor_us: float
+    conv_start_us: float
     conv_efficiency: float
 
 

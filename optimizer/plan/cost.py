@@ -1,7 +1,7 @@
 """What work costs on a GPU, from its :class:`DeviceSpec` alone: a roofline with a floor per kernel.
 
 Times are microseconds on an otherwise idle device inside a CUDA graph. They rank choices; they are not measurements. Constants and what they
-were fitted on: docs/constants.md.
+were fitted on: docs/cost-model.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from ..target import DeviceSpec
 
 L2_SHARE = 0.6  # tensors up to this share of the L2 are read from it by the next kernel
-KERNEL_START_US = 1.7  # ramp-up and drain of one small kernel, its launch apart
+KERNEL_START_US = 0.35  # ramp-up and drain of one small kernel, its launch apart
+VENDOR_DEPTHWISE_US = 1.0  # of a depthwise convolution, its launch and work apart
+VENDOR_DEPTH_US = 0.003  # a step of the reduction of any other convolution
 POINTWISE_EFFICIENCY = 0.8  # of the bandwidth roof, for streaming kernels
 ELEMENT_BYTES = {"f16": 2, "tf32": 4}
 
@@ -51,8 +53,10 @@ def vendor_matmul_us(device: DeviceSpec, compute: str, shape: GemmShape, nbytes:
 
 def vendor_conv_us(device: DeviceSpec, compute: str, shape: GemmShape, nbytes: float) -> float:
     """One convolution by the vendor's library as ONNX Runtime calls it, its changes of layout counted."""
-    roof = max(shape.flops / (device.vendor_tflops[compute] * device.conv_efficiency) * 1e-6, 2 * memory_us(device, nbytes))
-    return device.launch_us + max(device.conv_floor_us, roof / _fill(device, shape))
+    work = max(shape.flops / (device.vendor_tflops[compute] * device.conv_efficiency) * 1e-6, memory_us(device, nbytes))
+    if shape.groups > 1 and shape.n == 1:
+        return device.launch_us + VENDOR_DEPTHWISE_US + work
+    return device.launch_us + device.conv_start_us + VENDOR_DEPTH_US * shape.k + work
 
 
 def _fill(device: DeviceSpec, shape: GemmShape) -> float:

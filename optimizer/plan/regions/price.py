@@ -9,11 +9,14 @@ from ...target import DeviceSpec
 from ..cost import ELEMENT_BYTES, KERNEL_START_US, GemmShape, memory_us, streaming_us, vendor_conv_us
 from ..sizes import Sizes
 from .region import Region, Stage, Window
-from .tiles import Tile, choose_tile, tile_ladder, tile_us
+from .tiles import START_US, Tile, choose_tile, tile_ladder, tile_us
 
 CUDA_CORE_SHARE = 0.25  # of the fp32 rate that the CUDA-core convolutions reach
 FP32_TFLOPS = 50.0
 CHAIN_STEP_US = 0.75  # a launch that overlaps the one before it
+CONV_START_US = 1.25  # ramp-up and drain of a tensor-core convolution, its launch apart
+WARM_SHARE = 0.8  # of the time after that which tiles.py expects with cold caches
+SUSTAINED_SHARE = 0.22  # of the mma.sync rate that large convolutions reach in whole models
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,9 @@ class Pricing:
         if stage.kind == "conv":
             shape = self.gemm(stage, region.rank)
             if stage.groups == 1 or shape.n >= 8:
-                return max(
-                    tile_us(self.device, region.compute, shape, choose_tile(self.device, region.compute, shape)),
-                    KERNEL_START_US + 2 * memory_us(self.device, nbytes),
-                )
+                tile = tile_us(self.device, region.compute, shape, choose_tile(self.device, region.compute, shape)) - START_US
+                sustained = shape.flops / (self.device.mma_tflops[region.compute] * SUSTAINED_SHARE) * 1e-6
+                return CONV_START_US + max(WARM_SHARE * tile, sustained, memory_us(self.device, nbytes))
             return KERNEL_START_US + max(shape.flops / (FP32_TFLOPS * CUDA_CORE_SHARE) * 1e-6, memory_us(self.device, nbytes))
         return KERNEL_START_US + memory_us(self.device, nbytes)
 
@@ -77,7 +79,7 @@ class Pricing:
         total = sum(self.stage_us(s, region) + CHAIN_STEP_US for s in region.stages)
         pixels = self.pixels(region.stages[0], region.rank)[1]
         nbytes = 2.0 * pixels * region.channels * ELEMENT_BYTES[region.compute]
-        return total + self.device.launch_us + conversions * (streaming_us(self.device, nbytes) - self.device.launch_us + CHAIN_STEP_US)
+        return total + conversions * (streaming_us(self.device, nbytes) - self.device.launch_us + CHAIN_STEP_US)
 
     def vendor_us(self, region: Region) -> float:
         """The same nodes one by one in ONNX Runtime, which fuses a Relu and a residual Add into a convolution and nothing else."""

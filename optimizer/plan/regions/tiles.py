@@ -1,7 +1,7 @@
 """Choice of the tensor-core tile for a convolution: every candidate is priced for its waves over the SMs, the least wins.
 
 The model scores only what differs between candidates: rounds of tiles over the multiprocessors, the slower of products and copies in a round,
-the latency of filling a pipeline, and the second kernel of a split reduction. Constants were fitted on an H200 (docs/constants.md).
+the latency of filling a pipeline, and the second kernel of a split reduction. Constants were fitted on an H200 (docs/cost-model.md).
 """
 
 from __future__ import annotations
