@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -23,9 +24,12 @@ def build() -> Path:
         pytest.skip("building the op library needs a C++ compiler, cmake and ninja")
     folder = REPOSITORY / "build" / "tests"
     configure = [cmake, "-S", str(REPOSITORY / "custom_ops"), "-B", str(folder), "-G", "Ninja", "-DTILEWRIGHT_TESTS=ON", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
-    for command in (configure, [cmake, "--build", str(folder)]):
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:  # tests run in several processes
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (configure, [cmake, "--build", str(folder)]):
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 
