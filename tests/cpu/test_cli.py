@@ -308,6 +308,15 @@ def test_usage(command: Command, arguments: tuple[str, ...], words: str) -> None
     command.refuses(2, words, arguments=arguments)
 
 
+def test_op_library_that_is_not_built(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are optimized all the same; what needs the library says so in one sentence."""
+    monkeypatch.setenv("TILEWRIGHT_LIBRARY", str(command.folder / "nowhere.so"))
+    command.refuses(2, "no GPU can be asked for", "nowhere.so", arguments=("--target", "native"))
+    assert command() == 0
+    assert cli.main(["inspect", str(command.output), "--runtime"]) == 0
+    assert "body: TILEWRIGHT_LIBRARY names" in " ".join(command.capsys.readouterr().out.split())
+
+
 def test_missing_output(command: Command) -> None:
     assert cli.main([str(command.model)]) == 2
     assert "-o" in command.capsys.readouterr().err
