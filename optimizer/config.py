@@ -11,7 +11,8 @@ from .errors import UsageError
 from .target import TargetClass, parse_targets
 
 PRECISIONS = ("match", "fp32", "tf32", "fp16")
-PASSES = ("canonicalize", "regions")
+PLANNERS = ("regions", "matmul")
+PASSES = ("canonicalize", *PLANNERS)
 DEFAULT_TARGETS = "sm_90a,portable"
 
 Bounds = tuple[int, int | None]
@@ -24,7 +25,7 @@ class OptimizeConfig:
     Attributes:
         targets: Image classes to compile for.
         precision: ``match`` (what ONNX Runtime's CUDA provider would use: TF32 for float32 models, float16 for float16 ones), ``tf32``,
-            ``fp16`` (float compute turned to float16 where its range allows) or ``fp32`` (no TF32: convolutions stay with ONNX Runtime).
+            ``fp16`` (float compute turned to float16 where its range allows) or ``fp32`` (no TF32: convolutions and matrix products stay with ONNX Runtime).
         passes: Stages that may change the model, of :data:`PASSES`; empty writes the input's bytes.
         keep_io_types: Whether inputs and outputs keep float32 at ``precision="fp16"``.
         min_shapes, opt_shapes, max_shapes: Shapes by input name that guide choices and never freeze a dim.
@@ -59,6 +60,11 @@ class OptimizeConfig:
     cache_dir: Path | None = field(default_factory=lambda: default_cache_dir())
     dry_run: bool = False
     take_all: bool = False
+
+    @property
+    def planners(self) -> tuple[str, ...]:
+        """The passes that put custom nodes in."""
+        return tuple(p for p in self.passes if p in PLANNERS)
 
     def __post_init__(self) -> None:
         if self.precision == "bf16":

@@ -25,11 +25,9 @@ from .jit.build import Image, build
 from .lower.lowered import LoweredRegion
 from .lower.plan import lower_plan
 from .plan.model_cost import nodes_us
-from .plan.regions.anchors import RULE
-from .plan.regions.plan import plan_regions
+from .plan.regions.plan import RULES, plan_regions
 from .plan.regions.price import Pricing
 from .plan.sizes import Sizes
-from .records import Refusal
 from .result import Check, Result
 from .run import Attempt, Canonical, Report, Rewritten, Run, result_of, total_bytes, unchanged_result
 from .target import TargetClass, device_for
@@ -108,9 +106,9 @@ def _reason(checks: Sequence[Check], label: str) -> str:
 def _canonicalize(run: Run, loaded: LoadedModel, inputs: InputShapes, inline: bool = True) -> Canonical:
     """Stages infer, canonicalize and precision; without ``inline`` local functions stay as they are."""
     config = run.config
-    proto, inlined = inline_anchors(loaded.proto, keep=DOMAIN) if inline and "regions" in config.passes else (loaded.proto, [])
+    proto, inlined = inline_anchors(loaded.proto, keep=DOMAIN) if inline and config.planners else (loaded.proto, [])
     run.notes = [f"local functions inlined: {', '.join(inlined)}"] if inlined else []
-    run.applied, run.refusals = [], [r for r in run.refusals if r.rule == RULE]
+    run.applied, run.refusals = [], [r for r in run.refusals if r.rule in RULES]
     view = View(proto, loaded.base_dir, config.freeze_initializers)
     with run.stage("infer shapes"):
         shapes = infer(view, inputs.ranges)
@@ -120,7 +118,7 @@ def _canonicalize(run: Run, loaded: LoadedModel, inputs: InputShapes, inline: bo
             run.applied += report.applied
             run.refusals += report.refused
     half = False
-    if config.precision == "fp16" and "regions" in config.passes:
+    if config.precision == "fp16" and config.planners:
         with run.stage("precision"):
             shapes = infer(view, inputs.ranges)
             changed = to_half(view, shapes, keep_io_types=config.keep_io_types)
@@ -143,7 +141,7 @@ def _rewrite_all(attempt: Attempt, compile_images: bool = True) -> Rewritten | N
 def _rewrite(attempt: Attempt, compile_images: bool = True, only: Set[str] | None = None) -> Rewritten | None:
     """Stages plan, lower, compile and emit; None where no region was made. With ``only``, no other regions than those are made."""
     run, config = attempt.run, attempt.run.config
-    if "regions" not in config.passes:
+    if not config.planners:
         return None
     while True:
         view = View(attempt.canonical.proto, attempt.loaded.base_dir, config.freeze_initializers)
@@ -152,11 +150,11 @@ def _rewrite(attempt: Attempt, compile_images: bool = True, only: Set[str] | Non
         with run.stage("plan"):
             sizes = Sizes(shapes, attempt.inputs.usual)
             pricing = Pricing(attempt.device, sizes)
-            plan = plan_regions(view, shapes, config.precision, pricing, attempt.excluded.keys(), only, config.take_all)
+            plan = plan_regions(view, shapes, config.precision, pricing, attempt.excluded, only, config.take_all, config.planners)
             rest = nodes_us(attempt.device, view, shapes, sizes, (n for p in plan.regions for n in p.region.nodes))
         if only is None:
-            run.refusals = [r for r in run.refusals if r.rule != RULE]
-            run.refusals += [*plan.refusals, *(Refusal(RULE, reason, (label,)) for label, reason in attempt.excluded.items())]
+            run.refusals = [r for r in run.refusals if r.rule not in RULES]
+            run.refusals += plan.refusals
         if not plan.regions:
             return None
         with run.stage("lower"):
@@ -170,7 +168,7 @@ def _rewrite(attempt: Attempt, compile_images: bool = True, only: Set[str] | Non
                 emission = emit_nodes(view, lowered, images, _op_suffix(config.targets))
                 proto = export_model(view, emission.functions, [(DOMAIN, DOMAIN_VERSION)])
         except TooManyBodies as cause:
-            attempt.excluded.update((region.region.label, str(cause)) for region in lowered[cause.fitting :])
+            attempt.excluded.update((region.region.label, str(cause)) for region in cause.left_over)
             continue
         except _SpecFailed as failure:
             reason = f"its kernel does not compile ({failure.reason})"

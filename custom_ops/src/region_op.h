@@ -1,4 +1,4 @@
-// FusedConvRegion at run time: one node of a session, its launch plan and its kernels.
+// FusedConvRegion and PolyMatMul at run time: one node of a session, its launch plan and its kernels.
 //
 // The attributes of a node: `plan_<class>`, a string, is its launch plan for one target class (target_class.h); `image_<16 hexadecimal digits>`, a
 // uint8 tensor, is an image that a plan names by its SHA-256, on the first node of the model that uses it.

@@ -23,9 +23,12 @@ namespace tilewright {
 namespace {
 
 constexpr char kDomain[] = "tilewright";
-constexpr char kOpName[] = "FusedConvRegion";
 constexpr char kRegisteredKey[] = "tilewright.registered";
-constexpr int kPoolSize = 1024;  // names of each class; a name is a distinct function body
+// Names of each kind of op and each class; a name is a distinct function body.
+constexpr struct {
+  const char* name;
+  int count;
+} kPools[] = {{"FusedConvRegion", 1024}, {"PolyMatMul", 256}};
 constexpr int kAnchorVersion = 1000;
 constexpr int kTestedMajor = 1, kTestedMinor = 32;  // the newest ONNX Runtime that the anchor scheme was tried on
 
@@ -89,17 +92,21 @@ std::vector<std::string> RunnableClasses(std::string* reason) {
   return classes;
 }
 
-// The domain with the pool of each class; made once, as every session of the process registers the same.
+void AddOp(const ort::Api& api, ort::CustomOpDomain* domain, const std::string& name) {
+  for (bool is_anchor : {true, false}) {  // in this order: the op's schema takes its version from the first
+    auto op = std::make_unique<Op>(api, name, is_anchor);
+    Check(api, api.CustomOpDomain_Add(domain, op.get()), "adding an op");
+    op.release();
+  }
+}
+
+// The domain with the pools of each class; made once, as every session of the process registers the same.
 ort::CustomOpDomain* MakeDomain(const ort::Api& api, const std::vector<std::string>& classes) {
   ort::CustomOpDomain* domain = nullptr;
   Check(api, api.CreateCustomOpDomain(kDomain, &domain), "making the domain");
-  for (const std::string& suffix : classes) {
-    for (int n = 0; n < kPoolSize; ++n) {
-      for (bool is_anchor : {true, false}) {  // in this order: the op's schema takes its version from the first
-        auto op = std::make_unique<Op>(api, Text(kOpName, "_", suffix, "_", n), is_anchor);
-        Check(api, api.CustomOpDomain_Add(domain, op.get()), "adding an op");
-        op.release();
-      }
+  for (const auto& pool : kPools) {
+    for (const std::string& suffix : classes) {
+      for (int n = 0; n < pool.count; ++n) AddOp(api, domain, Text(pool.name, "_", suffix, "_", n));
     }
   }
   return domain;

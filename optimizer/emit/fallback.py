@@ -11,7 +11,7 @@ import numpy as np
 from onnx import FunctionProto, NodeProto, TensorProto, helper
 
 from ..graph.view import Node, Tensor, constant_value
-from ..lower.lowered import NHWC, LoweredRegion, Packed
+from ..lower.lowered import NHWC, LoweredRegion, Packed, StageWeights
 from ..plan.regions.region import EpilogueOp, Region, Stage
 from .export import export_attributes, export_constant
 from .writer import Writer
@@ -43,19 +43,23 @@ class _Body(Writer):
         self.function = helper.make_function("tilewright", "", inputs, outputs, self.nodes, [helper.make_opsetid("", opset)])
 
     def weights(self, index: int) -> str:
-        """Packed convolution weights as ONNX lays them out."""
+        """Packed convolution weights as ONNX lays them out; those of a matrix product as they are."""
         packed: Packed = self.lowered.packed[index]
         name = f"w{index}"
         if packed.channels != packed.values.shape[-1]:
             name = self.cut(name, packed.values.ndim - 1, packed.channels)
         if packed.layout == "hwo":
             name = self.unsqueeze(self.emit("Transpose", [name], perm=[2, 0, 1]), 1)
+        elif packed.layout == "nk":
+            return name
         else:
             name = self.emit("Transpose", [name], perm=[0, 3, 1, 2])
         return self.squeeze(name, 2) if self.region.rank == 3 else name
 
     def per_channel(self, index: int) -> str:
-        """A float32 vector [C] with the shape [C, 1, ...] that broadcasts along the channels."""
+        """A float32 vector [C] with the shape that broadcasts along the channels: [C, 1, ...], or as it is where they are the last axis."""
+        if self.region.axis == -1:
+            return f"w{index}"
         return self.unsqueeze(f"w{index}", *range(1, self.region.rank - 1))
 
     def stage(self, index: int, stage: Stage) -> str:
@@ -63,6 +67,8 @@ class _Body(Writer):
         value = self.names[stage.source]
         if stage.kind == "concat":
             value = self.emit("Concat", [self.names[t] for t, _ in stage.reads], axis=1)
+        elif stage.kind == "matmul":
+            value = self.matmul(stage, value, use)
         elif stage.kind == "conv":
             inputs = [value, self.weights(use.weights)] if use.weights is not None else [value]
             if use.bias is not None:
@@ -75,6 +81,17 @@ class _Body(Writer):
         for op, vector in zip(stage.epilogue, use.vectors, strict=True):
             value = self.epilogue(op, value, vector)
         return value
+
+    def matmul(self, stage: Stage, value: str, use: StageWeights) -> str:
+        assert use.weights is not None
+        node, weights = stage.nodes[0], self.weights(use.weights)
+        if not node.attrs.get("transB", 0):
+            weights = self.emit("Transpose", [weights], perm=[1, 0])
+        inputs = [value, weights]
+        if use.bias is not None:
+            bias = f"w{use.bias}"
+            inputs.append(bias if self.region.dtype == TensorProto.FLOAT else self.cast(bias, self.region.dtype))
+        return self.copy(node, inputs)
 
     def copy(self, node: Node, inputs: Sequence[str]) -> str:
         """``node`` with other inputs; of its outputs the first counts."""

@@ -19,16 +19,16 @@ from .standalone import RegionModels
 
 DOMAIN = "tilewright"
 DOMAIN_VERSION = 1
-MAX_BODIES = 1024
-KIND = "FusedConvRegion"
+CONV_KIND, MATMUL_KIND = "FusedConvRegion", "PolyMatMul"
+BODIES = {CONV_KIND: 1024, MATMUL_KIND: 256}  # names that the library registers for each kind and target class
 
 
 class TooManyBodies(TilewrightError):
-    """The model needs more distinct function bodies than the library has names for; ``fitting`` regions were given one."""
+    """The model needs more distinct function bodies of one kind than the library has names for; ``left_over`` regions were given none."""
 
-    def __init__(self, fitting: int) -> None:
-        super().__init__(f"more than {MAX_BODIES} distinct regions in one model")
-        self.fitting = fitting
+    def __init__(self, kind: str, left_over: Sequence[LoweredRegion]) -> None:
+        super().__init__(f"more than {BODIES[kind]} distinct {kind} bodies in one model")
+        self.left_over = tuple(left_over)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +62,11 @@ class Emission:
     functions: tuple[FunctionProto, ...]
 
 
+def kind_of(lowered: LoweredRegion) -> str:
+    """The kind of its op, which begins the op's name."""
+    return MATMUL_KIND if lowered.region.axis == -1 else CONV_KIND
+
+
 def emit_nodes(view: View, lowered: Sequence[LoweredRegion], images: Mapping[str, Mapping[str, Image]], op_suffix: str) -> Emission:
     """Replaces every region of ``lowered`` in ``view`` by its custom node.
 
@@ -70,14 +75,14 @@ def emit_nodes(view: View, lowered: Sequence[LoweredRegion], images: Mapping[str
         op_suffix: Target class in the op names.
 
     Raises:
-        TooManyBodies: more than ``MAX_BODIES`` distinct bodies.
+        TooManyBodies: more distinct bodies of a kind than ``BODIES`` says.
     """
     functions: dict[bytes, FunctionProto] = {}
     nhwc: dict[Variable, Variable] = {}
     packed: dict[tuple[object, ...], Constant] = {}
     carried: set[str] = set()
     taken = {f.name for f in view.model.functions if f.domain == DOMAIN}
-    names = [name for name in (f"{KIND}_{op_suffix}_{n}" for n in range(MAX_BODIES)) if name not in taken]
+    free = {kind: [name for name in (f"{kind}_{op_suffix}_{n}" for n in range(count)) if name not in taken] for kind, count in BODIES.items()}
     models = [RegionModels(r, view) for r in lowered]
     emitted: list[EmittedNode] = []
     for region, own in zip(lowered, models, strict=True):
@@ -85,9 +90,10 @@ def emit_nodes(view: View, lowered: Sequence[LoweredRegion], images: Mapping[str
         key = body_key(body, region.region)
         first = key not in functions
         if first:
-            if len(functions) == len(names):
-                raise TooManyBodies(len(emitted))
-            body.name = names[len(functions)]
+            kind = kind_of(region)
+            if not free[kind]:
+                raise TooManyBodies(kind, [r for r in lowered[len(emitted) :] if kind_of(r) == kind])
+            body.name = free[kind].pop(0)
             functions[key] = body
         function = functions[key]
         attrs: dict[str, object] = {}
@@ -133,7 +139,7 @@ def _splice(
         inputs.append(packed[key])
     outputs = [_port_tensor(view, p.tensor, p.layout, nhwc) for p in lowered.outputs]
     nodes = region.nodes
-    name = view.fresh(f"{KIND}_{nodes[0].name or region.output.name}")
+    name = view.fresh(f"{kind_of(lowered)}_{nodes[0].name or region.output.name}")
     made = Node(op, inputs, (), dict(attrs), name, DOMAIN, rule="regions")
     insert_before(region.graph, nodes[-1], [made])
     read = {t for node in nodes for t in node.inputs}

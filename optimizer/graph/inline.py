@@ -1,4 +1,4 @@
-"""Local functions that hold convolutions are inlined, so that the planner sees into them."""
+"""Local functions that hold convolutions or matrix products are inlined, so that the planner sees into them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, inliner
 
-ANCHORS = ("Conv", "MaxPool", "AveragePool", "GlobalAveragePool")
+ANCHORS = ("Conv", "MaxPool", "AveragePool", "GlobalAveragePool", "MatMul", "Gemm")
 LARGEST = 2**31 - 2**20
 
 
 def inline_anchors(model: ModelProto, keep: str = "") -> tuple[ModelProto, list[str]]:
-    """``model`` with every local function that reaches a convolution inlined, and their names; the same object where there is none.
+    """``model`` with every local function that reaches one inlined, and their names; the same object where there is none.
 
     Functions of the domain ``keep`` and those that were written for another opset than the model's stay. A model that does not fit one protobuf
     message is left as it is: the inliner cannot take it.

@@ -30,6 +30,14 @@ def input_extent(index: int, layout: str, rank: int) -> Extent:
     return Extent(n, const(1), dim(index, first)) if rank == 3 else Extent(n, dim(index, first), dim(index, first + 1))
 
 
+def input_rows(index: int, rank: int) -> Extent:
+    """Extent of the node's input ``index`` as rows of its last axis."""
+    rows = dim(index, 0)
+    for axis in range(1, rank - 1):
+        rows = rows * dim(index, axis)
+    return Extent(rows, const(1), const(1))
+
+
 @dataclass(frozen=True)
 class Padding:
     """Pads before and after one axis."""
@@ -75,4 +83,4 @@ def stage_extent(stage: Stage, source: Extent) -> Extent:
     return Extent(source.n, window_output(stage.window, 0, source.h), window_output(stage.window, 1, source.w))
 
 
-__all__ = ["Extent", "Padding", "expr", "input_extent", "stage_extent", "window_output", "window_padding"]
+__all__ = ["Extent", "Padding", "expr", "input_extent", "input_rows", "stage_extent", "window_output", "window_padding"]

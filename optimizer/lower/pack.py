@@ -5,6 +5,7 @@ layout shape                                          used by
 ====== ============================================== =====================================================
 ohwi   [Cout, kh, kw, Cin / groups, padded]           conv_igemm (padded to the vector width), conv_direct
 hwo    [kh, kw, Cout padded to the vector width]      conv_depthwise
+nk     [columns, depth]                               conv_igemm, of a matrix product (the transposed weights of a MatMul)
 ====== ============================================== =====================================================
 """
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..graph.view import Tensor
-from ..launch import Arg, Expr, ExprLike, Launch, LaunchPlan, Output, align, arg_in, arg_out, arg_scratch, const, expr
+from ..launch import Arg, Expr, ExprLike, Launch, LaunchPlan, Output, align, arg_in, arg_out, arg_scratch, const, dim, expr
 from ..plan.regions.region import MAX_CONCAT_SOURCES, VECTOR_WIDTH, EpilogueOp, Region, Stage, padded
 from ..plan.regions.tiles import Tile
 from ..records import KernelSpec
 from . import kernels
-from .dims import Extent, input_extent, stage_extent, window_padding
+from .dims import Extent, input_extent, input_rows, stage_extent, window_padding
 from .lowered import NCHW, NHWC, LoweredRegion, Packed, Port, StageWeights
 from .pack import pack
 from .render import kernel_name
@@ -47,6 +47,12 @@ def vector_elements(stage: Stage, compute: str) -> int | None:
     inputs, outputs = stage.channels_in // stage.groups, stage.channels_out // stage.groups
     fitting = [v for v in (width, width // 2, width // 4) if inputs % v == 0 and v * ELEMENT_BYTES[compute] >= 4]
     return fitting[0] if fitting and outputs >= 8 else None
+
+
+def copy_elements(depth: int, compute: str) -> int:
+    """Elements of a row of ``depth`` that ``conv_igemm`` copies at a time: as many as divide it, 16 bytes at most, 4 at least."""
+    width = VECTOR_WIDTH[compute]
+    return next(v for v in (width, width // 2, width // 4) if v and depth % v == 0)
 
 
 class _Lowering:
@@ -84,6 +90,9 @@ class _Lowering:
 
     def nchw_dims(self, extent: Extent) -> tuple[Expr, ...]:
         channels = const(self.region.channels)
+        if self.region.axis == -1:
+            source = [p.tensor for p in self.inputs].index(self.region.stages[0].source)
+            return (*(dim(source, axis) for axis in range(self.region.rank - 1)), channels)
         return (extent.n, channels, extent.w) if self.region.rank == 3 else (extent.n, channels, extent.h, extent.w)
 
     def new_scratch(self, nbytes: ExprLike) -> Arg:
@@ -94,6 +103,8 @@ class _Lowering:
         return extent.pixels * (padded(channels, self.compute) * self.bytes)
 
     def input_pointer(self, index: int, port: Port) -> Pointer:
+        if self.region.axis == -1:
+            return Pointer(arg_in(index), port.channels, input_rows(index, self.region.rank))
         extent = input_extent(index, port.layout, self.region.rank)
         pitch = padded(port.channels, self.compute)
         if port.layout == NHWC or self.is_flat(port):
@@ -107,6 +118,8 @@ class _Lowering:
         return port.tensor in self.flat and padded(port.channels, self.compute) == port.channels
 
     def result_pointer(self, extent: Extent) -> Pointer:
+        if self.region.axis == -1:
+            return Pointer(arg_out(0), self.region.channels, extent)
         pitch = padded(self.region.channels, self.compute)
         for index, port in enumerate(self.outputs):
             if port.layout == NHWC or self.is_flat(port):
@@ -165,12 +178,14 @@ class _Lowering:
             "y_pitch": result.pitch,
             "y_offset": stage.offset,
         }
-        if last:
+        if last and self.region.axis == 1:
             values["y_zero_to"] = result.pitch
         ops, bias, vectors = self.epilogue(stage, values)
         weights = None
         if stage.kind == "conv":
             weights = self.conv(stage, source, result, values, ops)
+        elif stage.kind == "matmul":
+            weights = self.matmul(stage, result, values, ops)
         elif stage.kind.startswith("global"):
             self.global_pool(stage, source, values, ops)
         elif stage.kind == "concat":
@@ -225,6 +240,17 @@ class _Lowering:
             self.igemm(stage, result, values, ops, vector)
         return index
 
+    def matmul(self, stage: Stage, result: Pointer, values: dict[str, Arg | ExprLike], ops: str) -> int:
+        """A product of rows by a constant matrix is a 1 x 1 convolution of images of one pixel."""
+        assert stage.weights is not None
+        raw = np.asarray(stage.weights.values)
+        columns = raw if stage.nodes[0].attrs.get("transB", 0) else np.ascontiguousarray(raw.T)
+        index, values["weight"] = self.weight(Packed("weights", columns, stage.weights, "nk", stage.channels_in))
+        values |= dict.fromkeys(("h", "w", "p", "q", "kh", "kw", "stride_h", "stride_w", "dil_h", "dil_w", "groups"), 1)
+        values |= {"pad_h": 0, "pad_w": 0, "cin_g": stage.channels_in, "cout_g": stage.channels_out}
+        self.igemm(stage, result, values, ops, copy_elements(stage.channels_in, self.compute))
+        return index
+
     def depthwise(self, stage: Stage, values: dict[str, Arg | ExprLike], ops: str) -> None:
         window = stage.window
         assert window is not None
@@ -239,8 +265,7 @@ class _Lowering:
         )
 
     def igemm(self, stage: Stage, result: Pointer, values: dict[str, Arg | ExprLike], ops: str, vector: int) -> None:
-        assert stage.window is not None
-        matrix = stage.window.pointwise and stage.groups == 1
+        matrix = stage.groups == 1 and (stage.window is None or stage.window.pointwise)
         below: int | None = None
         for limit, tile in self.choose_tiles(stage, self.compute):
             when: ExprLike = 1

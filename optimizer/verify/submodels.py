@@ -32,7 +32,8 @@ def check_region(emitted: EmittedNode, shapes: Shapes, seed: int = 0) -> list[Ch
     rng = np.random.default_rng(seed)
     inputs = {}
     for port in emitted.lowered.inputs:
-        shape = _concrete(port.tensor, shapes) or (1, port.channels, *[UNKNOWN_DIM] * (region.rank - 2))
+        unknown = (1, port.channels, *[UNKNOWN_DIM] * (region.rank - 2)) if region.axis == 1 else (*[UNKNOWN_DIM] * (region.rank - 1), port.channels)
+        shape = _concrete(port.tensor, shapes) or unknown
         inputs[port.tensor.name] = random_array(rng, region.dtype, shape)
     half = region.dtype == TensorProto.FLOAT16
     scale = PROBABILITY_SCALE if emitted.models.last_op in PROBABILITY_OPS else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import onnx_graphsurgeon as gs
@@ -9,6 +10,7 @@ import onnx_graphsurgeon as gs
 from ...graph.shapes import Shapes
 from ...graph.view import Node, Tensor, Variable, consumers, single_use
 from ...records import Refusal
+from ..matmul.sites import matmul_stage
 from .anchors import COMPUTE, RULE, anchor_stage
 from .grow import MAX_OPERANDS, Activations, find_activations, grow, pointwise_ops
 from .region import MAX_CONCAT_SOURCES, EpilogueOp, Region, Stage
@@ -19,8 +21,9 @@ MAX_CONCAT_INPUTS = 32
 class Assembly:
     """The regions of one graph while they are put together; ``made`` maps every tensor that a region computes to the region."""
 
-    def __init__(self, graph: gs.Graph, shapes: Shapes, precision: str) -> None:
+    def __init__(self, graph: gs.Graph, shapes: Shapes, precision: str, planners: Sequence[str]) -> None:
         self.graph, self.shapes, self.precision = graph, shapes, precision
+        self.convs, self.matmuls = "regions" in planners, "matmul" in planners
         self.activations: Activations = find_activations(graph)
         self.made: dict[Tensor, Region] = {}
         self.taken: set[Node] = set()
@@ -43,9 +46,9 @@ class Assembly:
         return sorted(self.made.values(), key=lambda r: max(order[n] for n in r.nodes))
 
 
-def assemble(graph: gs.Graph, shapes: Shapes, precision: str) -> tuple[list[Region], list[Refusal]]:
-    """The candidate regions of one graph, and why what looks like an anchor is none."""
-    work = Assembly(graph, shapes, precision)
+def assemble(graph: gs.Graph, shapes: Shapes, precision: str, planners: Sequence[str]) -> tuple[list[Region], list[Refusal]]:
+    """The candidate regions of one graph, and why what looks like an anchor is none; ``planners`` as in the configuration."""
+    work = Assembly(graph, shapes, precision, planners)
     for node in graph.nodes:
         if node not in work.taken:
             _add_anchor(work, node)
@@ -60,7 +63,9 @@ def assemble(graph: gs.Graph, shapes: Shapes, precision: str) -> tuple[list[Regi
 
 
 def _add_anchor(work: Assembly, node: Node) -> None:
-    stage = anchor_stage(node, work.shapes, work.precision)
+    stage = matmul_stage(node, work.shapes, work.precision) if work.matmuls else None
+    if stage is None and work.convs:
+        stage = anchor_stage(node, work.shapes, work.precision)
     if isinstance(stage, Refusal):
         work.refusals.append(stage)
     elif stage is not None:
@@ -69,7 +74,7 @@ def _add_anchor(work: Assembly, node: Node) -> None:
 
 def _region(work: Assembly, stage: Stage) -> Region:
     dtype = work.shapes.dtype(stage.weights if stage.weights is not None else stage.source)
-    rank = len(stage.weights.shape) if stage.weights is not None else work.shapes.rank(stage.source)
+    rank = len(stage.weights.shape) if stage.kind == "conv" and stage.weights is not None else work.shapes.rank(stage.source)
     assert dtype in COMPUTE and rank is not None
     return Region(work.graph, COMPUTE[dtype], rank, (stage,), stage.result, stage.channels_out, dtype)
 
@@ -84,7 +89,7 @@ def _add_concat(work: Assembly, node: Node) -> bool:
         return False
     parts = [work.made.get(t) for t in node.inputs]
     regions = [p for p in parts if p is not None]
-    if not regions or node.attrs.get("axis") not in (1, 1 - regions[0].rank):
+    if not regions or any(r.axis != 1 for r in regions) or node.attrs.get("axis") not in (1, 1 - regions[0].rank):
         return False
     first = regions[0]
     if len(regions) != len(parts) or len(parts) > MAX_CONCAT_INPUTS or any(r.compute != first.compute or r.rank != first.rank for r in regions):
@@ -156,7 +161,7 @@ def _add_pointwise(work: Assembly, node: Node) -> bool:
 
 
 def _pointwise_stage(work: Assembly, node: Node) -> Stage | None:
-    for source in dict.fromkeys(t for t in node.inputs if t in work.made):
+    for source in dict.fromkeys(t for t in node.inputs if t in work.made and work.made[t].axis == 1):
         channels = work.made[source].channels
         stage = Stage("pointwise", source, source, channels, channels, ())
         for match in work.activations.get(source, ()):

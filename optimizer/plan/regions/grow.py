@@ -50,7 +50,7 @@ def _step(stage: Stage, graph: gs.Graph, shapes: Shapes, activations: Activation
     readers = set(consumers(tensor))
     for match in activations.get(tensor, ()):
         if readers <= set(match.nodes) and match.rank <= (shapes.rank(tensor) or 0):
-            vector = None if match.slope is None else channel_vector(match.slope, stage.channels_out, shapes.rank(tensor))
+            vector = None if match.slope is None else channel_vector(match.slope, stage, shapes.rank(tensor))
             if match.slope is not None and vector is None:
                 continue
             return stage.extended(EpilogueOp("act", match.activation, vector, nodes=match.nodes), match.nodes, match.nodes[-1].outputs[0])
@@ -67,7 +67,9 @@ def _step(stage: Stage, graph: gs.Graph, shapes: Shapes, activations: Activation
 
 def pointwise_ops(stage: Stage, node: Node, shapes: Shapes) -> list[EpilogueOp] | None:
     """What ``node`` does to the result of ``stage`` as epilogue steps; None where that cannot be said (activations are found elsewhere)."""
-    return _batchnorm(node, stage.result) if node.standard("BatchNormalization") else _binary(stage, node, shapes)
+    if node.standard("BatchNormalization"):
+        return _batchnorm(node, stage.result) if stage.axis == 1 else None
+    return _binary(stage, node, shapes)
 
 
 def _batchnorm(node: Node, tensor: Tensor) -> list[EpilogueOp] | None:
@@ -85,13 +87,15 @@ def _batchnorm(node: Node, tensor: Tensor) -> list[EpilogueOp] | None:
     return [EpilogueOp("scale", vector=vectors[0]), EpilogueOp("shift", vector=vectors[1])]
 
 
-def channel_vector(tensor: Tensor, channels: int, rank: int | None) -> np.ndarray | None:
-    """A constant that varies along the channels alone, as float32 of shape [channels]; None where it does not."""
+def channel_vector(tensor: Tensor, stage: Stage, rank: int | None) -> np.ndarray | None:
+    """A constant that varies along the channels of what ``stage`` computes alone, as float32 of shape [channels]; None where it does not."""
+    channels = stage.channels_out
     value = constant_value(tensor)
     if value is None or rank is None or value.ndim > rank:
         return None
     shape = (1,) * (rank - value.ndim) + value.shape
-    if shape[1] not in (1, channels) or any(d != 1 for i, d in enumerate(shape) if i != 1):
+    axis = stage.axis % rank
+    if shape[axis] not in (1, channels) or any(d != 1 for i, d in enumerate(shape) if i != axis):
         return None
     return np.broadcast_to(np.asarray(value, dtype=np.float32).reshape(-1), (channels,)).copy()
 
@@ -105,7 +109,7 @@ def _binary(stage: Stage, node: Node, shapes: Shapes) -> list[EpilogueOp] | None
         return _constant_operand(node.op, first, other, stage, shapes)
     if node.op == "Div" or not isinstance(other, Variable) or shapes.dtype(other) != shapes.dtype(stage.result):
         return None
-    kind = _operand_kind(stage.result, other, shapes)
+    kind = _operand_kind(stage, other, shapes)
     if kind is None or (kind == "gate" and node.op == "Sub"):
         return None
     op = {"Add": "add", "Mul": "mul", "Sub": "sub" if first else "rsub"}[node.op]
@@ -113,7 +117,7 @@ def _binary(stage: Stage, node: Node, shapes: Shapes) -> list[EpilogueOp] | None
 
 
 def _constant_operand(op: str, first: bool, other: Tensor, stage: Stage, shapes: Shapes) -> list[EpilogueOp] | None:
-    vector = channel_vector(other, stage.channels_out, shapes.rank(stage.result))
+    vector = channel_vector(other, stage, shapes.rank(stage.result))
     if vector is None or not np.isfinite(vector).all() or (op == "Div" and not first):
         return None
     one = np.ones_like(vector)
@@ -131,13 +135,13 @@ def _constant_operand(op: str, first: bool, other: Tensor, stage: Stage, shapes:
     return [EpilogueOp(kind, vector=v) for kind, v, neutral in (("scale", scale, 1), ("shift", shift, 0)) if (v != neutral).any()]
 
 
-def _operand_kind(tensor: Tensor, other: Tensor, shapes: Shapes) -> str | None:
-    """How ``other`` joins ``tensor`` pointwise without changing its shape: ``full``, ``gate`` ([N, C, 1, 1]) or None."""
-    mine, theirs = shapes.shape(tensor), shapes.shape(other)
+def _operand_kind(stage: Stage, other: Tensor, shapes: Shapes) -> str | None:
+    """How ``other`` joins the result of ``stage`` pointwise without changing its shape: ``full``, ``gate`` ([N, C, 1, 1]) or None."""
+    mine, theirs = shapes.shape(stage.result), shapes.shape(other)
     if mine is None or theirs is None or len(mine) != len(theirs):
         return None
     if all(shapes.equal(a, b) for a, b in zip(mine, theirs, strict=True)):
         return "full"
-    if shapes.equal(mine[0], theirs[0]) and shapes.equal(mine[1], theirs[1]) and all(d == 1 for d in theirs[2:]):
+    if stage.axis == 1 and shapes.equal(mine[0], theirs[0]) and shapes.equal(mine[1], theirs[1]) and all(d == 1 for d in theirs[2:]):
         return "gate"
     return None

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ...target import DeviceSpec
-from ..cost import ELEMENT_BYTES, KERNEL_START_US, GemmShape, memory_us, streaming_us, vendor_conv_us
+from ..cost import ELEMENT_BYTES, KERNEL_START_US, GemmShape, memory_us, streaming_us, vendor_conv_us, vendor_matmul_us
 from ..sizes import Sizes
 from .region import Region, Stage, Window
 from .tiles import START_US, Tile, choose_tile, tile_ladder, tile_us
@@ -34,6 +34,9 @@ class Pricing:
 
     def pixels(self, stage: Stage, rank: int) -> tuple[int, int]:
         """Input and output pixels of ``stage``, batch included."""
+        if stage.kind == "matmul":
+            rows = math.prod(self.sizes.of(stage.source, rank)[:-1])
+            return rows, rows
         n, _, *extent = self.sizes.of(stage.source, rank)
         before = after = n
         for axis, size in enumerate([1, *extent] if rank == 3 else extent):
@@ -42,13 +45,15 @@ class Pricing:
         return before, after
 
     def gemm(self, stage: Stage, rank: int) -> GemmShape:
-        """A convolution as a matrix product, one for each group."""
+        """A convolution as a matrix product, one for each group, or a matrix product itself."""
+        if stage.kind == "matmul":
+            return GemmShape(self.pixels(stage, rank)[0], stage.channels_out, stage.channels_in)
         assert stage.window is not None
         depth = stage.window.kernel[0] * stage.window.kernel[1] * stage.channels_in // stage.groups
         return GemmShape(self.pixels(stage, rank)[1], stage.channels_out // stage.groups, depth, stage.groups)
 
     def tiles(self, stage: Stage, compute: str, rank: int) -> list[tuple[int | None, Tile]]:
-        """Tiles for a convolution: one where its sizes are fixed, a ladder over the number of pixels where they are not."""
+        """Tiles for a convolution or matrix product: one where its sizes are fixed, a ladder over the number of pixels where they are not."""
         shape = self.gemm(stage, rank)
         known = self.sizes.shapes.shape(stage.source)
         if known is not None and all(isinstance(d, int) for d in known):
@@ -65,7 +70,7 @@ class Pricing:
     def stage_us(self, stage: Stage, region: Region) -> float:
         """One stage as our kernel, its launch apart."""
         nbytes = self.bytes(stage, region)
-        if stage.kind == "conv":
+        if stage.kind in ("conv", "matmul"):
             shape = self.gemm(stage, region.rank)
             if stage.groups == 1 or shape.n >= 8:
                 tile = tile_us(self.device, region.compute, shape, choose_tile(self.device, region.compute, shape)) - START_US
@@ -89,6 +94,8 @@ class Pricing:
             tensor = float(after * stage.channels_out * ELEMENT_BYTES[region.compute])
             if stage.kind == "conv":
                 total += vendor_conv_us(self.device, region.compute, self.gemm(stage, region.rank), self.bytes(stage, region))
+            elif stage.kind == "matmul":
+                total += vendor_matmul_us(self.device, region.compute, self.gemm(stage, region.rank), self.bytes(stage, region))
             elif stage.kind not in ("pointwise", "concat"):
                 total += streaming_us(self.device, self.bytes(stage, region))
             free = 1 if stage.kind == "conv" else 0

@@ -1,6 +1,7 @@
 """The records of the region planner: a region is a few stages that one custom node runs, a stage is one kernel's worth of work.
 
-Layout inside: NHWC, channels padded to the vector width of the compute type; a one-dimensional convolution has height 1.
+Layout inside: NHWC, channels padded to the vector width of the compute type; a one-dimensional convolution has height 1. Matrix products keep the
+model's own layout: their channels are the last axis, not padded.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Stage:
     """One kernel's worth of work: a convolution, a pooling or pointwise work, and the epilogue that is fused into it.
 
     Attributes:
-        kind: ``conv``, ``max_pool``, ``average_pool``, ``global_average_pool``, ``global_max_pool``, ``pointwise`` or ``concat``.
+        kind: ``conv``, ``matmul``, ``max_pool``, ``average_pool``, ``global_average_pool``, ``global_max_pool``, ``pointwise`` or ``concat``.
         source: Tensor it reads; of a ``concat`` the first one.
         result: Tensor that it computes (with its epilogue).
         channels_in, channels_out: True channel counts.
@@ -109,6 +110,11 @@ class Stage:
     def reads(self) -> tuple[tuple[Variable, int], ...]:
         """The tensors that it reads, its epilogue's apart, with their channel counts."""
         return ((self.source, self.channels_in - sum(c for _, c in self.more)), *self.more)
+
+    @property
+    def axis(self) -> int:
+        """The axis of its tensors that holds the channels: 1 for images, the last one for matrix products."""
+        return -1 if self.kind == "matmul" else 1
 
     @property
     def depthwise(self) -> bool:
@@ -142,7 +148,7 @@ class Region:
     Attributes:
         graph: Graph of the view that holds its nodes.
         compute: ``f16`` or ``tf32``.
-        rank: 4 for images, 3 for sequences.
+        rank: Of its tensors: 4 for images, 3 for sequences, 2 and more for a matrix product.
         output: Its result; where a Concat is part of it, the Concat's (with the epilogue that follows).
         channels: Channels of ``output``.
         joints: Nodes that belong to no stage (the Concat).
@@ -162,6 +168,11 @@ class Region:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "label", self.output.name if self.joints else self.stages[0].nodes[0].label)
+
+    @property
+    def axis(self) -> int:
+        """The axis of its tensors that holds the channels."""
+        return self.stages[0].axis
 
     @property
     def nodes(self) -> tuple[Node, ...]:

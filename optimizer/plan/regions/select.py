@@ -25,7 +25,7 @@ class Borders:
         for region in regions:
             for tensor in region.inputs:
                 maker = self.makers.get(tensor)
-                if maker is not None and (maker.compute, maker.rank) == (region.compute, region.rank):
+                if maker is not None and (maker.compute, maker.rank) == (region.compute, region.rank) and maker.axis == region.axis == 1:
                     self.readers[maker].append(region)
         self.flat = frozenset(t for r in regions for t in (*r.inputs, r.output) if _is_flat(t, shapes))
         self._nodes: dict[Region, frozenset[Node]] = {r: frozenset(r.nodes) for r in regions}
@@ -53,6 +53,8 @@ class Borders:
 
     def conversions(self, region: Region, chosen: Set[Region]) -> int:
         """Whole tensors whose layout the region's node must change."""
+        if region.axis != 1:
+            return 0
         nhwc = self.nhwc_inputs(region, chosen)
         before = sum(t not in nhwc and t not in self.flat for t in region.inputs)
         return before + (self.nchw_output(region, chosen) and region.output not in self.flat)
