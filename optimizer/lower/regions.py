@@ -10,7 +10,7 @@ import numpy as np
 from ..graph.view import Tensor
 from ..launch import Arg, Expr, ExprLike, Launch, LaunchPlan, Output, align, arg_in, arg_out, arg_scratch, const, dim, expr
 from ..plan.regions.region import MAX_CONCAT_SOURCES, VECTOR_WIDTH, EpilogueOp, Region, Stage, padded
-from ..plan.regions.tiles import Tile
+from ..plan.regions.tiles import Tile, copy_elements
 from ..records import KernelSpec
 from . import kernels
 from .dims import Extent, input_extent, input_rows, stage_extent, window_padding
@@ -21,7 +21,6 @@ from .render import kernel_name
 THREADS = 256
 ELEMENT_BYTES = {"f16": 2, "tf32": 4}
 TENSOR_DTYPE = {"f16": "f16", "tf32": "f32"}
-MAX_TAPS = 32  # kh + kw that conv_igemm tells inside from outside in one word
 
 TileLadder = Sequence[tuple[int | None, Tile]]
 ChooseTiles = Callable[[Stage, str], TileLadder]
@@ -34,25 +33,6 @@ class Pointer:
     arg: Arg
     pitch: int
     extent: Extent
-
-
-def vector_elements(stage: Stage, compute: str) -> int | None:
-    """Elements that ``conv_igemm`` copies at a time for ``stage``, or None where its copies do not fit and ``conv_direct`` must do."""
-    width = VECTOR_WIDTH[compute]
-    assert stage.window is not None
-    if sum(stage.window.kernel) > MAX_TAPS:
-        return None
-    if stage.groups == 1:
-        return width
-    inputs, outputs = stage.channels_in // stage.groups, stage.channels_out // stage.groups
-    fitting = [v for v in (width, width // 2, width // 4) if inputs % v == 0 and v * ELEMENT_BYTES[compute] >= 4]
-    return fitting[0] if fitting and outputs >= 8 else None
-
-
-def copy_elements(depth: int, compute: str) -> int:
-    """Elements of a row of ``depth`` that ``conv_igemm`` copies at a time: as many as divide it, 16 bytes at most, 4 at least."""
-    width = VECTOR_WIDTH[compute]
-    return next(v for v in (width, width // 2, width // 4) if v and depth % v == 0)
 
 
 class _Lowering:
@@ -230,7 +210,7 @@ class _Lowering:
             self.depthwise(stage, values | {"channels": stage.channels_out, "w_pitch": pitch}, ops)
             return index
         inputs, outputs = stage.channels_in // stage.groups, stage.channels_out // stage.groups
-        vector = vector_elements(stage, self.compute)
+        vector = copy_elements(stage, self.compute)
         depth = padded(inputs, self.compute) if stage.groups == 1 and vector is not None else inputs
         index, values["weight"] = self.weight(Packed("weights", pack(raw, "ohwi", depth), weights, "ohwi", inputs))
         values |= {"groups": stage.groups, "cin_g": depth, "cout_g": outputs}
@@ -248,7 +228,9 @@ class _Lowering:
         index, values["weight"] = self.weight(Packed("weights", columns, stage.weights, "nk", stage.channels_in))
         values |= dict.fromkeys(("h", "w", "p", "q", "kh", "kw", "stride_h", "stride_w", "dil_h", "dil_w", "groups"), 1)
         values |= {"pad_h": 0, "pad_w": 0, "cin_g": stage.channels_in, "cout_g": stage.channels_out}
-        self.igemm(stage, result, values, ops, copy_elements(stage.channels_in, self.compute))
+        vector = copy_elements(stage, self.compute)
+        assert vector is not None
+        self.igemm(stage, result, values, ops, vector)
         return index
 
     def depthwise(self, stage: Stage, values: dict[str, Arg | ExprLike], ops: str) -> None:

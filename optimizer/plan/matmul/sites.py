@@ -55,8 +55,6 @@ def _stage(node: Node, shapes: Shapes, precision: str) -> Stage:
         raise _Refused("the shape of its input is not known")
     if len(shape) < 2:
         raise _Refused("its input is a vector")
-    if any(d == 0 for d in shape if isinstance(d, int)):
-        raise _Refused("its input has no elements")
     return Stage("matmul", source, node.outputs[0], depth, columns, (node,), weights=weights, bias=_gemm_bias(node, columns))
 
 

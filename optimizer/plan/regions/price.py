@@ -9,7 +9,7 @@ from ...target import DeviceSpec
 from ..cost import ELEMENT_BYTES, KERNEL_START_US, GemmShape, memory_us, streaming_us, vendor_conv_us, vendor_matmul_us
 from ..sizes import Sizes
 from .region import Region, Stage, Window
-from .tiles import START_US, Tile, choose_tile, tile_ladder, tile_us
+from .tiles import START_US, Tile, choose_tile, is_narrow, tile_ladder, tile_us
 
 CUDA_CORE_SHARE = 0.25  # of the fp32 rate that the CUDA-core convolutions reach
 FP32_TFLOPS = 50.0
@@ -55,10 +55,11 @@ class Pricing:
     def tiles(self, stage: Stage, compute: str, rank: int) -> list[tuple[int | None, Tile]]:
         """Tiles for a convolution or matrix product: one where its sizes are fixed, a ladder over the number of pixels where they are not."""
         shape = self.gemm(stage, rank)
+        narrow = is_narrow(stage, compute)
         known = self.sizes.shapes.shape(stage.source)
         if known is not None and all(isinstance(d, int) for d in known):
-            return [(None, choose_tile(self.device, compute, shape))]
-        return tile_ladder(self.device, compute, shape, 1, max(4 * shape.m, 1 << 17))
+            return [(None, choose_tile(self.device, compute, shape, narrow))]
+        return tile_ladder(self.device, compute, shape, 1, max(4 * shape.m, 1 << 17), narrow)
 
     def bytes(self, stage: Stage, region: Region) -> float:
         """Bytes that a stage must move: input, weights, operands, output."""
@@ -73,7 +74,7 @@ class Pricing:
         if stage.kind in ("conv", "matmul"):
             shape = self.gemm(stage, region.rank)
             if stage.groups == 1 or shape.n >= 8:
-                tile = tile_us(self.device, region.compute, shape, choose_tile(self.device, region.compute, shape)) - START_US
+                tile = tile_us(self.device, region.compute, shape, choose_tile(self.device, region.compute, shape, is_narrow(stage, region.compute))) - START_US
                 sustained = shape.flops / (self.device.mma_tflops[region.compute] * SUSTAINED_SHARE) * 1e-6
                 return CONV_START_US + max(WARM_SHARE * tile, sustained, memory_us(self.device, nbytes))
             return KERNEL_START_US + max(shape.flops / (FP32_TFLOPS * CUDA_CORE_SHARE) * 1e-6, memory_us(self.device, nbytes))

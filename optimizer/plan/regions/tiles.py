@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ...target import DeviceSpec
 from ..cost import ELEMENT_BYTES, GemmShape, memory_us
+from .region import VECTOR_WIDTH, Stage
 
 START_US = 1.6  # launch, first instructions, drain of a kernel that does nothing
 FIRST_COPY_US = 1.15  # until the first tile has arrived, once a round of blocks
@@ -22,6 +23,8 @@ SM_STORE_BYTES_US = 40e3  # bytes of results a microsecond that one SM puts thro
 MMA_SHARE = 0.55  # of the mma.sync rate that the main loop reaches
 REDUCE_US = 1.5  # the second kernel of a split reduction
 SPLITS = (1, 2, 4, 8)
+MAX_TAPS = 32  # kh + kw that conv_igemm tells inside from outside in one word
+NARROW_ACCUMULATORS = 64  # a thread; tiles of more leave no registers for copies of less than 16 bytes
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,31 @@ TILES = (
 )
 
 
-def candidates(compute: str) -> Iterator[Tile]:
-    """Every tile for ``f16`` or ``tf32``, with every split of the reduction."""
+def copy_elements(stage: Stage, compute: str) -> int | None:
+    """Elements that ``conv_igemm`` copies at a time for ``stage``, a convolution or matrix product; None where ``conv_direct`` must do."""
+    width = VECTOR_WIDTH[compute]
+    fitting = [v for v in (width, width // 2, width // 4) if v * ELEMENT_BYTES[compute] >= 4]
+    if stage.kind == "matmul":
+        return next((v for v in fitting if stage.channels_in % v == 0), None)
+    assert stage.window is not None
+    if sum(stage.window.kernel) > MAX_TAPS:
+        return None
+    if stage.groups == 1:
+        return width
+    inputs, outputs = stage.channels_in // stage.groups, stage.channels_out // stage.groups
+    return next((v for v in fitting if inputs % v == 0), None) if outputs >= 8 else None
+
+
+def is_narrow(stage: Stage, compute: str) -> bool:
+    """Whether ``conv_igemm`` copies less than 16 bytes at a time for ``stage``."""
+    return (copy_elements(stage, compute) or 0) < VECTOR_WIDTH[compute]
+
+
+def candidates(compute: str, narrow: bool = False) -> Iterator[Tile]:
+    """Every tile for ``f16`` or ``tf32``, with every split of the reduction; with ``narrow``, those for copies of less than 16 bytes."""
     for tile in TILES:
+        if narrow and tile.block_m * tile.block_n > NARROW_ACCUMULATORS * 32 * tile.warps_m * tile.warps_n:
+            continue
         block_k = tile.block_k if compute == "f16" else tile.block_k // 2
         for split in SPLITS:
             yield Tile(tile.block_m, tile.block_n, block_k, tile.warps_m, tile.warps_n, tile.stages, split)
@@ -93,13 +118,13 @@ def tile_us(device: DeviceSpec, compute: str, shape: GemmShape, tile: Tile) -> f
     return time
 
 
-def choose_tile(device: DeviceSpec, compute: str, shape: GemmShape) -> Tile:
-    """The cheapest tile for ``shape``; the first of equals. Only a reduction of one group can be split."""
+def choose_tile(device: DeviceSpec, compute: str, shape: GemmShape, narrow: bool = False) -> Tile:
+    """The cheapest tile for ``shape``; the first of equals. Only a reduction of one group can be split; ``narrow`` as for :func:`candidates`."""
     deepest = math.ceil(shape.k / (64 if compute == "f16" else 32)) if shape.groups == 1 else 0
-    return min((t for t in candidates(compute) if t.split_k == 1 or deepest >= 4 * t.split_k), key=lambda t: tile_us(device, compute, shape, t))
+    return min((t for t in candidates(compute, narrow) if t.split_k == 1 or deepest >= 4 * t.split_k), key=lambda t: tile_us(device, compute, shape, t))
 
 
-def tile_ladder(device: DeviceSpec, compute: str, shape: GemmShape, low: int, high: int, rungs: int = 3) -> list[tuple[int | None, Tile]]:
+def tile_ladder(device: DeviceSpec, compute: str, shape: GemmShape, low: int, high: int, narrow: bool = False, rungs: int = 3) -> list[tuple[int | None, Tile]]:
     """Tiles for a number of pixels that is only known at run time, each with the most pixels that it is for (None: no limit).
 
     Args:
@@ -108,7 +133,7 @@ def tile_ladder(device: DeviceSpec, compute: str, shape: GemmShape, low: int, hi
     sizes = [low]
     while sizes[-1] < high:
         sizes.append(min(sizes[-1] * 2, high))
-    best = {m: choose_tile(device, compute, GemmShape(m, shape.n, shape.k, shape.groups)) for m in sizes}
+    best = {m: choose_tile(device, compute, GemmShape(m, shape.n, shape.k, shape.groups), narrow) for m in sizes}
     tiles = list(dict.fromkeys(best.values()))
     if len(tiles) > rungs:
         # NOTE: those that serve most of the sizes stay; the others' sizes go to the cheapest of them.
