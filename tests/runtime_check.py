@@ -1,7 +1,7 @@
 """One runtime, one mode, for tools/test_runtimes: needs nothing but numpy and the onnxruntime of its environment.
 
-`python runtime_check.py absent|registered|kernels MODEL BUILD_FOLDER`; the model is a chain of three regions whose bodies double and whose kernels
-add 1, 2 and 4.
+`python runtime_check.py absent|registered|kernels MODEL BUILD_FOLDER`; the model is a chain of four regions whose bodies double and whose kernels
+add 1, 2, 4 and 8.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ def main(mode: str, model: str, folder: str) -> None:
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         for rows in (3, 1, 0, 5):
             x = np.random.default_rng(rows).standard_normal((rows, 4), np.float32)
-            expected = x + np.float32(1) + np.float32(2) + np.float32(4) if mode == "kernels" else 8 * x
+            expected = x + np.float32(1) + np.float32(2) + np.float32(4) + np.float32(8) if mode == "kernels" else 16 * x
             np.testing.assert_array_equal(session.run(None, {"x": x})[0], expected)
     if mode == "absent":
         print(onnxruntime.__version__, "bodies")
@@ -39,7 +39,7 @@ def main(mode: str, model: str, folder: str) -> None:
     assert status["runtime"] == onnxruntime.__version__, status
     if mode == "kernels":
         assert status["registered"] == ["sm90a", "sm90", "portable"] and status["reason"] == "", status
-        assert status["nodes"] == 3 * len(LEVELS) and status["launches"] == 3 * 3 * len(LEVELS), status
+        assert status["nodes"] == 4 * len(LEVELS) and status["launches"] == 3 * 4 * len(LEVELS), status
     else:
         untested = "newer than the tested" in status["reason"]
         assert status["registered"] == [] and (untested or "libcuda.so.1 was not found" in status["reason"] or status["devices"]), status

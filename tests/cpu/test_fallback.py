@@ -19,7 +19,7 @@ from plan_harness import emit, plan
 from region_cases import case
 from rule_harness import feeds_for, model, node, run
 from tilewright.optimizer.emit.export import export_model
-from tilewright.optimizer.emit.nodes import DOMAIN_VERSION
+from tilewright.optimizer.emit.nodes import BODIES, CONV_KIND, DOMAIN_VERSION
 from tilewright.optimizer.graph.load import all_tensors
 from tilewright.optimizer.lower.pack import unpack
 from tilewright.optimizer.pipeline import optimize
@@ -250,7 +250,7 @@ def test_bodies_are_of_no_model() -> None:
 
 def test_the_pool_of_names_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More bodies than names, one of which an earlier run took: what does not fit stays with ONNX Runtime, with the reason."""
-    monkeypatch.setattr("tilewright.optimizer.emit.nodes.MAX_BODIES", 2)
+    monkeypatch.setitem(BODIES, CONV_KIND, 2)
     before = optimized(conv_relu(), tmp_path).after
     body = [("Sin", ["y"], {}), ("Conv", ["t0", "v"], {}), ("Tanh", ["t1"], {}), ("Sin", ["t2"], {}), ("Conv", ["t3", "v"], {"strides": [2, 2]})]
     before.graph.node.extend(node(op, inputs, f"t{i}", **attrs) for i, (op, inputs, attrs) in enumerate(body))
