@@ -19,10 +19,10 @@ def inline_anchors(model: ModelProto, keep: str = "") -> tuple[ModelProto, list[
     names = {(f.domain, f.name): f for f in model.functions}
     opsets = {i.domain: i.version for i in model.opset_import}
     strangers = {key for key, f in names.items() if any(opsets.get(i.domain, i.version) != i.version for i in f.opset_import)}
-    wanted = [key for key in names if key[0] != keep and key not in strangers and any(_is_anchor(n) for n in _reached(key, names))]
+    wanted = [key for key in names if key[0] != keep and key not in strangers and any(_is_anchor(n) for n in reached(key, names))]
     if not wanted or sum(len(t.raw_data) for t in model.graph.initializer) > LARGEST:
         return model, []
-    kept = strangers | {(n.domain, n.op_type) for key in strangers for n in _reached(key, names)}
+    kept = strangers | {(n.domain, n.op_type) for key in strangers for n in reached(key, names)}
     return _inline(model, wanted, kept), [f"{domain}::{name}" for domain, name in wanted]
 
 
@@ -44,7 +44,7 @@ def _is_anchor(node: NodeProto) -> bool:
     return node.domain in ("", "ai.onnx") and node.op_type in ANCHORS
 
 
-def _reached(key: tuple[str, str], functions: Mapping[tuple[str, str], FunctionProto]) -> Iterator[NodeProto]:
+def reached(key: tuple[str, str], functions: Mapping[tuple[str, str], FunctionProto]) -> Iterator[NodeProto]:
     """The nodes of a function, of their sub-graphs, and of the functions that they call."""
     pending: list[FunctionProto | GraphProto] = [functions[key]]
     seen = {key}

@@ -11,14 +11,19 @@ from .view import Node, Tensor, subgraphs
 
 
 def toposort(graph: gs.Graph, on_cycle: Callable[[Sequence[Node]], Exception] | None = None) -> None:
-    """Orders ``graph`` so that producers come first, keeping the present order where it may; sub-graph reads count.
+    """Orders ``graph`` as :func:`ordered` says."""
+    graph.nodes[:] = ordered(graph, on_cycle)
+
+
+def ordered(graph: gs.Graph, on_cycle: Callable[[Sequence[Node]], Exception] | None = None) -> list[Node]:
+    """The nodes of ``graph`` with producers first, in their present order where it may be kept; sub-graph reads count.
 
     Raises:
         ModelError: the graph has a cycle (or what ``on_cycle`` makes of the nodes on it).
     """
     position = {node: i for i, node in enumerate(graph.nodes)}
     made_by = {t: node for node in graph.nodes for t in node.outputs if t.name}
-    needs = {node: {made_by[t] for t in _reads(node) if t in made_by} - {node} for node in graph.nodes}
+    needs = {node: {made_by[t] for t in reads(node) if t in made_by} - {node} for node in graph.nodes}
     order: list[Node] = []
     state: dict[Node, int] = {}
     for root in sorted(graph.nodes, key=position.__getitem__):
@@ -39,12 +44,13 @@ def toposort(graph: gs.Graph, on_cycle: Callable[[Sequence[Node]], Exception] | 
                 cycle = stack[stack.index(pending[0]) :]
                 raise on_cycle(cycle) if on_cycle else ModelError(f"the graph has a cycle through node {cycle[0].label!r}")
             stack.append(pending[0])
-    graph.nodes[:] = order
+    return order
 
 
-def _reads(node: Node) -> Iterator[Tensor]:
+def reads(node: Node) -> Iterator[Tensor]:
+    """The tensors that ``node`` reads, those of its sub-graphs among them."""
     yield from node.inputs
     for graph in subgraphs(node):
         for inner in graph.nodes:
-            yield from _reads(inner)
+            yield from reads(inner)
         yield from graph.outputs

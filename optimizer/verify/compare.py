@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+_ARITHMETIC = {np.dtype(np.float16), np.dtype(np.float32)}
+
 
 @dataclass(frozen=True)
 class OutputError:
@@ -34,7 +36,8 @@ def compare(name: str, reference: Any, value: Any, same_dtype: bool = True, scal
     """How ``value`` differs from ``reference``: arrays, or lists of arrays for sequences, or None for an empty optional.
 
     ``scale`` is the root mean square below which a reference is not taken for the measure: probabilities that are all 1e-5 agree if they agree
-    to 1e-5, since the sigmoid and softmax of ONNX Runtime's CPU provider are accurate on the scale of 1 and no finer.
+    to 1e-5, since the sigmoid and softmax of ONNX Runtime's CPU provider are accurate on the scale of 1 and no finer. Without ``same_dtype``,
+    float16 and float32 may stand for each other.
     """
     if isinstance(reference, list) or isinstance(value, list):
         return _compare_lists(name, reference, value, same_dtype, scale)
@@ -42,14 +45,15 @@ def compare(name: str, reference: Any, value: Any, same_dtype: bool = True, scal
         return OutputError(name, 0.0, 0.0, "" if reference is value else "one of the two has no value")
     if not isinstance(reference, np.ndarray):
         return OutputError(name, float(reference != value), 0.0, "" if reference == value else "values differ")
-    if same_dtype and reference.dtype != value.dtype:
+    if reference.dtype != value.dtype and (same_dtype or not {reference.dtype, value.dtype} <= _ARITHMETIC):
         return OutputError(name, 1.0, 0.0, f"dtype {value.dtype}, expected {reference.dtype}")
     if reference.shape != value.shape:
         return OutputError(name, 1.0, 0.0, f"shape {value.shape}, expected {reference.shape}")
     if reference.dtype.kind not in "fcV":
         wrong = float(np.mean(reference != value)) if reference.size else 0.0
         return OutputError(name, wrong, wrong, f"{wrong:.2%} of its values differ" if wrong else "")
-    a, b = reference.astype(np.float64), value.astype(np.float64)
+    wide = np.complex128 if reference.dtype.kind == "c" else np.float64
+    a, b = reference.astype(wide), value.astype(wide)
     if not np.array_equal(np.isnan(a), np.isnan(b)):
         return OutputError(name, 1.0, float("inf"), f"{int((np.isnan(a) != np.isnan(b)).sum())} elements are NaN on one side only")
     infinite = np.isinf(a) | np.isinf(b)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +11,8 @@ from onnx import TensorProto, ValueInfoProto
 
 from ..config import Bounds, OptimizeConfig
 from ..errors import ModelError, UsageError
-from ..graph.shapes import Shapes
-from ..graph.view import Tensor, View, consumers
+from ..graph.shapes import Dim, Shapes
+from ..graph.view import Node, Tensor, View, consumers
 
 # Sizes tried in turn for the first and for every other dim that nothing is known of, until the original model runs.
 TRIAL_SIZES = ((2, 64), (1, 64), (1, 224), (2, 32), (1, 16), (1, 320), (1, 8), (1, 1), (2, 2), (3, 3))
@@ -34,11 +34,15 @@ def load_inputs(path: Path, view: View) -> dict[str, np.ndarray]:
         raise ModelError(f"{path}: cannot be read as .npz ({cause})") from cause
     initializers = {t.name for t in view.model.graph.initializer}
     for info in view.model.graph.input:
-        if info.name in initializers:
-            continue
         if info.name not in arrays:
+            if info.name in initializers:
+                continue
             raise UsageError(f"{path}: input {info.name!r} of the model is missing; it holds {', '.join(arrays) or 'nothing'}")
+        if not info.type.HasField("tensor_type"):
+            raise UsageError(f"{path}: input {info.name!r} of the model is no tensor, which a file cannot hold")
         expected = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
+        if info.type.tensor_type.elem_type == TensorProto.STRING and arrays[info.name].dtype.kind == "U":
+            arrays[info.name] = arrays[info.name].astype(expected)
         if arrays[info.name].dtype != expected:
             raise UsageError(f"{path}: input {info.name!r} is {arrays[info.name].dtype}, the model takes {expected}")
     return {i.name: arrays[i.name] for i in view.model.graph.input if i.name in arrays}
@@ -71,7 +75,7 @@ def _shape(info: ValueInfoProto, first: int, other: int, named: dict[str, int], 
             sizes.append(dim.dim_value)
             continue
         low, high = _bounds(info.name, axis, dim.dim_param, config)
-        size = given[axis] if given else min(max(default, low), high if high is not None else default)
+        size = given[axis] if given else max(default, low) if high is None else min(max(default, low), high)
         sizes.append(named.setdefault(dim.dim_param, size) if dim.dim_param else size)
     return tuple(sizes)
 
@@ -92,13 +96,19 @@ def index_bound(tensor: Tensor, shapes: Shapes) -> int | None:
         for node in consumers(current):
             if node.standard(*_INDEX_OPS) and len(node.inputs) > 1 and node.inputs[_INDEX_OPS[node.op]] is current:
                 table = shapes.shape(node.inputs[0])
-                axis = int(node.attrs.get("axis", 0))
-                if table and isinstance(table[axis], int):
-                    found.append(table[axis])
+                found += [d for d in _indexed(node, table, shapes.shape(current)) if isinstance(d, int)] if table else []
             elif node.standard(*_TRANSPARENT) and node.inputs[0] is current and node.outputs[0] not in seen:
                 seen.add(node.outputs[0])
                 pending.append(node.outputs[0])
     return min(found, default=None)
+
+
+def _indexed(node: Node, table: Sequence[Dim], index: Sequence[Dim] | None) -> Sequence[Dim]:
+    """The dims of ``table`` that ``node`` indexes."""
+    if node.op != "GatherND":
+        return [table[int(node.attrs.get("axis", 0))]]
+    first, depth = int(node.attrs.get("batch_dims", 0)), index[-1] if index else None
+    return table[first : first + depth if isinstance(depth, int) else None]
 
 
 def random_array(rng: np.random.Generator, dtype: int, shape: tuple[int, ...], bound: int | None = None) -> np.ndarray:
@@ -111,5 +121,5 @@ def random_array(rng: np.random.Generator, dtype: int, shape: tuple[int, ...], b
     if kind.kind in "iu":
         return rng.integers(0, max(1, bound if bound is not None else 2), shape).astype(kind)
     if kind.kind == "c":
-        return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(kind)
+        return np.asarray(rng.standard_normal(shape) + 1j * rng.standard_normal(shape), kind)
     return rng.standard_normal(shape).astype(kind)

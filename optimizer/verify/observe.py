@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
+import numpy as np
 from onnx import ModelProto
 
-from ..graph.view import Constant, Node, Tensor, View, producer, subgraphs
+from ..graph.inline import reached
+from ..graph.toposort import ordered, reads
+from ..graph.view import Node, Tensor, View, constant_value, is_constant, producer, subgraphs
 
 RANDOM_OPS = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
 DISCRETE_OPS = ("TopK", "ArgMax", "ArgMin", "NonMaxSuppression", "NonZero", "Unique")
@@ -35,14 +38,11 @@ def observe(view: View) -> Observed:
     """What to compare of the model that ``view`` shows, before it is changed."""
     tainted: dict[Tensor, str] = {}
     probes: dict[str, None] = {}
-    for node in view.graph.nodes:
-        kinds = {tainted[t] for t in node.inputs if t in tainted}
-        if _has(node, RANDOM_OPS):
-            kinds.add("random")
-        elif _has(node, DISCRETE_OPS):
-            if "random" not in kinds and node.standard(*DISCRETE_OPS):
-                probes.update((t.name, None) for t in node.inputs if t.name and not isinstance(t, Constant) and t not in tainted and producer(t) is not None)
-            kinds.add("discrete")
+    functions = _function_kinds(view.model)
+    for node in ordered(view.graph):
+        kinds = {tainted[t] for t in reads(node) if t in tainted} | _kinds(node, functions)
+        if "random" not in kinds and node.standard(*DISCRETE_OPS):
+            probes.update((t.name, None) for t in node.inputs if t.name and not is_constant(t) and t not in tainted and producer(t) is not None)
         for tensor in node.outputs:
             if kinds:
                 tainted[tensor] = "random" if "random" in kinds else "discrete"
@@ -60,8 +60,32 @@ def probability_scale(tensor: Tensor) -> float:
     return PROBABILITY_SCALE if node is not None and node.standard(*PROBABILITY_OPS) else 0.0
 
 
-def _has(node: Node, ops: tuple[str, ...]) -> bool:
-    return node.standard(*ops) or any(_has(inner, ops) for graph in subgraphs(node) for inner in graph.nodes)
+def _kinds(node: Node, functions: Mapping[tuple[str, str], Set[str]]) -> Set[str]:
+    """Which of random and discrete ``node`` is, by itself or by what it calls or holds."""
+    if node.standard("Dropout"):
+        return {"random"} if len(node.inputs) > 2 and _may_be_true(node.inputs[2]) else set()
+    kinds = set(_kinds_of(node.op)) if node.standard() else set(functions.get((node.domain, node.op), ()))
+    return kinds.union(*(_kinds(inner, functions) for graph in subgraphs(node) for inner in graph.nodes))
+
+
+def _kinds_of(op: str) -> Set[str]:
+    return {"random"} if op in RANDOM_OPS else {"discrete"} if op in DISCRETE_OPS else set()
+
+
+def _may_be_true(tensor: Tensor) -> bool:
+    value = constant_value(tensor) if tensor.name else np.array(False)
+    return value is None or bool(value.any())
+
+
+def _function_kinds(model: ModelProto) -> dict[tuple[str, str], Set[str]]:
+    """What the local functions hold; a Dropout that can be told to drop counts as random."""
+    named = {(f.domain, f.name): f for f in model.functions}
+    found: dict[tuple[str, str], Set[str]] = {}
+    for key in named:
+        nodes = [n for n in reached(key, named) if n.domain in ("", "ai.onnx")]
+        kinds = {kind for n in nodes for kind in _kinds_of(n.op_type)}
+        found[key] = kinds | ({"random"} if any(n.op_type == "Dropout" and len(n.input) > 2 for n in nodes) else set())
+    return found
 
 
 def with_probes(model: ModelProto, observed: Observed) -> ModelProto:

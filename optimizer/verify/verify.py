@@ -62,6 +62,7 @@ class Reference:
     Attributes:
         inputs: What they were computed on.
         truth: Outputs and probes by name; in float32 arithmetic where the model is float16.
+        half: Whether anything in the original is float16. ONNX Runtime's CPU provider may still compute all of it in float32.
         own_error: Largest relative error of the original itself against ``truth``; 0 for float32 models.
         observed: Names that are compared.
         in_memory: Whether the models fit one protobuf message, so that probes can be added.
@@ -69,6 +70,7 @@ class Reference:
 
     inputs: dict[str, np.ndarray]
     truth: dict[str, Any]
+    half: bool
     own_error: float
     observed: Observed
     in_memory: bool
@@ -104,9 +106,12 @@ def reference(source: LoadedModel, view: View, shapes: Shapes, config: OptimizeC
         except Exception as cause:
             failure = first_line(cause)
             continue
-        truth = run(cpu_session(upcast(with_probes(source.proto, observed))), upcast_inputs(inputs), names) if half else own
+        try:
+            truth = run(cpu_session(upcast(with_probes(source.proto, observed))), upcast_inputs(inputs), names) if half else own
+        except Exception as cause:
+            raise CannotCompare(f"the original does not run in float32 arithmetic ({first_line(cause)})", loads=True) from cause
         error = worst(_compare_all(names, truth, own, observed)).relative if half else 0.0
-        return Reference(inputs, truth, error, observed, in_memory)
+        return Reference(inputs, truth, half, error, observed, in_memory)
     raise CannotCompare(f"the original runs on no input that was tried ({failure})", loads=True)
 
 
@@ -154,7 +159,7 @@ def verify(ref: Reference, canonical: ModelProto | None, rewritten: Path, config
     Returns:
         One check a provider and output group; a failed one is in the list too.
     """
-    half = precision_changed or ref.own_error > 0
+    half = precision_changed or ref.half
     base = canonical if ref.in_memory else None
 
     def of_base(gpu: bool) -> Any:
