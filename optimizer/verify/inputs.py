@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ..graph.view import Node, Tensor, View, consumers
 
 # Sizes tried in turn for the first and for every other dim that nothing is known of, until the original model runs.
 TRIAL_SIZES = ((2, 64), (1, 64), (1, 224), (2, 32), (1, 16), (1, 320), (1, 8), (1, 1), (2, 2), (3, 3))
+MAX_ELEMENTS = 1 << 24  # of all inputs together; guesses above it are not tried
 _INDEX_OPS = {"Gather": 1, "GatherElements": 1, "GatherND": 1}
 _TRANSPARENT = ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Flatten")
 
@@ -49,21 +51,28 @@ def load_inputs(path: Path, view: View) -> dict[str, np.ndarray]:
 
 
 def trial_inputs(view: View, shapes: Shapes, config: OptimizeConfig, seed: int = 0) -> Iterator[dict[str, np.ndarray]]:
-    """Random inputs at one choice of sizes after another; nothing where an input is no plain tensor."""
+    """Random inputs at one choice of sizes after another; nothing where an input is no plain tensor.
+
+    Guesses that need more than :data:`MAX_ELEMENTS` are left out, unless all do: then the smallest is tried.
+    """
     initializers = {t.name for t in view.model.graph.initializer}
     infos = [i for i in view.model.graph.input if i.name not in initializers]
     if not all(i.type.HasField("tensor_type") for i in infos):
         return
     tables = {t.name: index_bound(t, shapes) for t in view.graph.inputs}
-    seen: set[tuple[tuple[int, ...], ...]] = set()
-    for first, other in TRIAL_SIZES:
-        named: dict[str, int] = {}
-        sizes = tuple(_shape(i, first, other, named, config) for i in infos)
-        if sizes in seen:
-            continue
-        seen.add(sizes)
+    guesses = list(dict.fromkeys(_shapes(infos, first, other, config) for first, other in TRIAL_SIZES))
+    for sizes in [g for g in guesses if _elements(g) <= MAX_ELEMENTS] or [min(guesses, key=_elements)]:
         rng = np.random.default_rng(seed)
         yield {i.name: random_array(rng, i.type.tensor_type.elem_type, size, tables.get(i.name)) for i, size in zip(infos, sizes, strict=True)}
+
+
+def _elements(sizes: tuple[tuple[int, ...], ...]) -> int:
+    return sum(map(math.prod, sizes))
+
+
+def _shapes(infos: Sequence[ValueInfoProto], first: int, other: int, config: OptimizeConfig) -> tuple[tuple[int, ...], ...]:
+    named: dict[str, int] = {}
+    return tuple(_shape(info, first, other, named, config) for info in infos)
 
 
 def _shape(info: ValueInfoProto, first: int, other: int, named: dict[str, int], config: OptimizeConfig) -> tuple[int, ...]:
