@@ -61,14 +61,73 @@ def _parse(path: Path, kind: onnx.TypeProto) -> Any:
     return parsers[kind.WhichOneof("value")].FromString(path.read_bytes())
 
 
-def raised(model: ModelProto) -> ModelProto | None:
-    """``model`` at an opset that is supported: itself, what ONNX's converter makes of it, or None where that fails."""
-    if all(i.version >= OLDEST_OPSET for i in model.opset_import if i.domain in ("", "ai.onnx")):
-        return model
-    try:
-        return version_converter.convert_version(model, OLDEST_OPSET)
-    except Exception:  # the converter raises what it likes
-        return None
+def old(model: ModelProto) -> bool:
+    """Whether the opset of ``model`` is older than those that are supported."""
+    return any(i.version < OLDEST_OPSET for i in model.opset_import if i.domain in ("", "ai.onnx"))
+
+
+def raised(model: ModelProto) -> ModelProto:
+    """``model``, by ONNX's converter at the oldest supported opset where its own is older."""
+    return version_converter.convert_version(model, OLDEST_OPSET) if old(model) else model
+
+
+def with_constants(model: ModelProto, feeds: dict[str, Any]) -> ModelProto:
+    """A copy in which every input but the first is an initializer that holds what is fed, as weights and parameters are in real models."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    for info in list(copy.graph.input)[1:]:
+        value = feeds.get(info.name)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+            copy.graph.initializer.append(numpy_helper.from_array(value, info.name))
+            copy.graph.input.remove(info)
+    return copy
+
+
+@dataclass(frozen=True)
+class Light:
+    """A light model, the one input that the suite feeds it, and the output that the suite expects."""
+
+    model: ModelProto
+    feeds: dict[str, np.ndarray]
+    expected: np.ndarray
+
+
+LIGHT = tuple(sorted(path.stem.removeprefix("light_") for path in (DATA / "light").glob("*.onnx")))
+
+
+def light(name: str) -> Light:
+    """The light model ``name`` of :data:`LIGHT`: real networks, all of whose weights are one number from ConstantOfShape."""
+    model = onnx.load(DATA / "light" / f"light_{name}.onnx")
+    output = TensorProto.FromString((DATA / "light" / f"light_{name}_output_0.pb").read_bytes())
+    initializers = {t.name for t in model.graph.initializer}
+    (info,) = (i for i in model.graph.input if i.name not in initializers)
+    shape = [d.dim_value for d in info.type.tensor_type.shape.dim]
+    size = int(np.prod(shape))
+    return Light(model, {info.name: (np.arange(size, dtype=np.float64).reshape(shape) / size).astype(np.float32)}, numpy_helper.to_array(output))
+
+
+def with_weights(model: ModelProto, seed: int = 0) -> ModelProto:
+    """A copy of a light model with random weights as initializers in place of its ConstantOfShape nodes, and without the Softmax at its end.
+
+    Activations keep their scale from layer to layer; after Softmax one class would have all of it.
+    """
+    copy, rng = ModelProto(), np.random.default_rng(seed)
+    copy.CopyFrom(model)
+    shapes = {t.name: numpy_helper.to_array(t) for t in copy.graph.initializer}
+    for node in [n for n in copy.graph.node if n.op_type == "ConstantOfShape"]:
+        shape = tuple(int(d) for d in shapes[node.input[0]])
+        if len(shape) > 1:
+            weights = rng.standard_normal(shape, np.float32) * np.float32((2 / np.prod(shape[1:])) ** 0.5)
+        else:
+            weights = rng.uniform(0.5, 1.5, shape).astype(np.float32)
+        copy.graph.initializer.append(numpy_helper.from_array(weights, node.output[0]))
+        copy.graph.input.append(onnx.helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, shape))  # IR 3 wants it
+        copy.graph.node.remove(node)
+    last = copy.graph.node[-1]
+    if last.op_type == "Softmax":
+        copy.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info(last.input[0], TensorProto.FLOAT, None))
+        copy.graph.node.remove(last)
+    return onnx.shape_inference.infer_shapes(copy) if last.op_type == "Softmax" else copy
 
 
 def _value(value: Any) -> Any:

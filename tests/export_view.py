@@ -15,10 +15,10 @@ def export_view(view: View) -> ModelProto:
     model = ModelProto()
     model.CopyFrom(view.model)
     model.graph.CopyFrom(_graph(view.graph, view.graph.origin))
-    inputs = {i.name for i in model.graph.input}
-    if model.ir_version < 4 and any(t.name not in inputs for t in model.graph.initializer):
+    inputs, constants = {i.name for i in model.graph.input}, {t.name for t in view.graph.inputs if isinstance(t, Constant)}
+    if model.ir_version < 4 and {t.name for t in model.graph.initializer} != constants & inputs:
         model.ir_version = 4  # older ones want every initializer among the inputs; newer ones let the caller override those that are
-        names = {t.name for t in model.graph.initializer}
+        names = constants | {t.name for t in model.graph.initializer}
         used = [_tensor(c) for c in view.graph.constants if c.outputs or c in view.graph.outputs]
         model.graph.ClearField("initializer")
         model.graph.initializer.extend(used)

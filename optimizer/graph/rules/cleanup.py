@@ -47,17 +47,26 @@ def remove_dropout(ctx: Context, node: Node) -> list[str] | None:
     return _forward(ctx, node, node.inputs[0], "remove-dropout")
 
 
-@rule("remove-no-op", "Cast", "Concat", "Expand", "Pad", "Reshape", "Slice", "Transpose")
+@rule("remove-no-op", "Cast", "Concat", "Expand", "Max", "Mean", "Min", "Pad", "Reshape", "Slice", "Sum", "Transpose")
 def remove_no_op(ctx: Context, node: Node) -> list[str] | None:
     """Replaces ``op(x)`` with ``x`` where op provably changes neither values nor shape nor type."""
     return _forward(ctx, node, node.inputs[0], "remove-no-op") if node.inputs and _is_no_op(ctx, node) else None
+
+
+@rule("sum-to-add", "Sum")
+def sum_to_add(ctx: Context, node: Node) -> list[str] | None:
+    """Replaces ``Sum(a, b)``, in which older exporters write residual connections, with ``a + b``."""
+    if len(node.inputs) != 2:
+        return None
+    ctx.become(node, "sum-to-add", "Add", list(node.inputs))
+    return [node.label]
 
 
 def _is_no_op(ctx: Context, node: Node) -> bool:
     x, out = node.inputs[0], node.outputs[0]
     if node.standard("Cast"):
         return ctx.dtype(x) is not None and ctx.dtype(x) == node.attrs.get("to")
-    if node.standard("Concat"):
+    if node.standard("Concat", "Max", "Mean", "Min", "Sum"):
         return len(node.inputs) == 1
     if node.standard("Transpose"):
         perm = node.attrs.get("perm")
@@ -137,4 +146,4 @@ def _constant_key(tensor: Tensor) -> Hashable:
     return tensor if values is None or values.dtype == object else (str(values.dtype), values.shape, values.tobytes())
 
 
-rules = (remove_dead, remove_identity, remove_dropout, remove_no_op, merge_twins)
+rules = (remove_dead, remove_identity, remove_dropout, remove_no_op, sum_to_add, merge_twins)

@@ -189,8 +189,7 @@ class Context:
     def finish(self) -> list[str]:
         """Takes removed nodes off the list of the graph and drops initializers that nothing reads; returns their names."""
         self.graph.nodes[:] = [n for n in self.graph.nodes if n in self.members]
-        keep = self.pinned | set(self.graph.inputs)
-        unused = {c for c in self.graph.constants if not c.outputs and c not in keep}
+        unused = {c for c in self.graph.constants if not c.outputs and c not in self.pinned}
         dropped = [c.name for c in self.graph.constants if c in unused]
         self.graph.constants = [c for c in self.graph.constants if c not in unused]
         return dropped

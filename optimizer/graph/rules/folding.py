@@ -86,9 +86,9 @@ def fold_known_shape(ctx: Context, node: Node) -> list[str] | None:
 def _is_copied(ctx: Context, operand: Tensor) -> bool:
     """Whether results that hold the values of ``operand`` would come on top of it: other nodes go on reading it, or fold into more than it is."""
     readers = list(dict.fromkeys(consumers(operand)))
-    if constant_bytes(operand) <= TINY or (len(readers) == 1 and operand not in ctx.graph.inputs):
+    if constant_bytes(operand) <= TINY or len(readers) == 1:
         return False
-    if operand in ctx.graph.inputs or not all(_may_fold(ctx, n) for n in readers):
+    if not all(_may_fold(ctx, n) for n in readers):
         return True
     sizes = [_result_bytes(ctx, n) for n in readers]
     return any(s is None for s in sizes) or sum(s or 0 for s in sizes) > constant_bytes(operand)

@@ -70,7 +70,7 @@ def fold_transpose(ctx: Context, node: Node) -> list[str] | None:
 def _is_own(ctx: Context, node: Node, index: int) -> bool:
     """Whether an operand is a constant that ``node`` alone reads, and not too large to rewrite."""
     tensor = node.inputs[index]
-    alone = len(consumers(tensor)) == 1 and tensor not in ctx.graph.inputs and tensor not in ctx.pinned
+    alone = len(consumers(tensor)) == 1 and tensor not in ctx.pinned
     return is_constant(tensor) and alone and constant_bytes(tensor) <= LARGEST_COPY
 
 

@@ -17,9 +17,38 @@ def test_dead_chain_goes_and_unused_weights_with_it() -> None:
     check(result)
 
 
+def test_sum_of_two_is_an_add_and_of_one_is_nothing() -> None:
+    result = optimize(
+        model([node("Sum", ["x", "w"], "a"), node("Sum", ["a"], "b"), node("Sum", ["b", "x", "x"], "y")], {"x": [2, 3]}, ["y"], {"w": weights(3)})
+    )
+    assert result.ops == ["Add", "Sum"] and {"sum-to-add", "remove-no-op"} <= result.rules
+    check(result)
+
+
+@pytest.mark.parametrize("op", ["Max", "Mean", "Min"])
+def test_variadic_op_of_one(op: str) -> None:
+    result = optimize(model([node(op, ["x"], "a"), node(op, ["a", "w"], "y")], {"x": [2, 3]}, ["y"], {"w": weights(3)}))
+    assert result.ops == [op] and result.rules == {"remove-no-op"}
+    check(result)
+
+
 def test_unused_initializer_goes_and_is_told() -> None:
     result = optimize(model([node("Relu", ["x"], "y")], {"x": [2]}, ["y"], {"w": weights(2), "v": weights(3)}, keep_unused=True))
     assert not result.after.graph.initializer and [(a.rule, a.nodes) for a in result.report.applied] == [("remove-unused-initializers", ("w", "v"))]
+
+
+def test_replaced_weights_go_from_the_inputs_of_ir_3_too() -> None:
+    """There they cannot be overridden: the file would keep every weight twice."""
+    constants = {name: np.abs(weights(64, 64, 3, 3)) if name == "w" else np.abs(weights(64)) for name in ("w", "scale", "b", "mean", "var")}
+    m = model(
+        [node("Conv", ["x", "w"], "a"), node("BatchNormalization", ["a", "scale", "b", "mean", "var"], "y")], {"x": [1, 64, 5, 5]}, ["y"], constants, opset=9
+    )
+    m.ir_version = 3
+    m.graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in m.graph.initializer)
+    result = optimize(m)
+    assert result.ops == ["Conv"] and len(result.after.graph.initializer) == 2
+    assert [i.name for i in result.after.graph.input] == ["x"]
+    check(result)
 
 
 def test_unused_initializer_of_a_quantization_annotation_stays() -> None:
