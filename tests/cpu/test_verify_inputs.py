@@ -15,7 +15,7 @@ from tilewright.optimizer.config import OptimizeConfig
 from tilewright.optimizer.errors import ModelError, UsageError
 from tilewright.optimizer.graph.shapes import infer
 from tilewright.optimizer.graph.view import View
-from tilewright.optimizer.verify.inputs import index_bound, load_inputs, random_array, trial_inputs
+from tilewright.optimizer.verify.inputs import MAX_ELEMENTS, index_bound, load_inputs, random_array, trial_inputs
 
 F32 = np.float32
 
@@ -70,6 +70,15 @@ def test_sizes_respect_ranges_and_options() -> None:
     for shapes in shapes_of(model, min_shapes={"x": (3, 3, 40, 40)}, max_shapes={"x": (3, 3, 48, 48)}):
         n, _, h, w = shapes["x"]
         assert n == 3 and 40 <= h <= 48 and 40 <= w <= 48
+
+
+def test_guesses_that_would_fill_the_memory_are_not_tried() -> None:
+    """64 to the power of six is a tebibyte; a size that the model fixes, or that is the smallest there is, is tried all the same."""
+    deep = "g (float[N,A,B,C,D,E,F] x) => (float[N,A,B,C,D,E,F] y) { y = Neg(x) }"
+    tried = [f["x"] for f in shapes_of(parsed(deep))]
+    assert tried and (2, 2, 2, 2, 2, 2, 2) in tried and all(np.prod(t) <= MAX_ELEMENTS for t in tried)
+    large = "g (bool[N,5000,5000] x) => (bool[N,5000,5000] y) { y = Not(x) }"
+    assert shapes_of(parsed(large)) == [{"x": (1, 5000, 5000)}]
 
 
 def test_initializers_that_are_inputs_keep_their_values() -> None:
