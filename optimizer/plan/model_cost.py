@@ -44,12 +44,18 @@ def _node_us(device: DeviceSpec, node: Node, shapes: Shapes, sizes: Sizes) -> fl
     if node.standard(*MATMULS) and len(node.inputs) >= 2:
         return vendor_matmul_us(device, "f16" if width == 2 else "tf32", _matmul(node, shapes, sizes), nbytes)
     if node.standard("Conv", "ConvTranspose") and len(node.inputs) >= 2 and isinstance(node.inputs[1], Constant):
-        pixels = math.prod(sizes.of(node.outputs[0], shapes.rank(node.outputs[0]) or 4)) // max(1, node.inputs[1].shape[0])
-        weights = math.prod(node.inputs[1].shape)
-        return vendor_conv_us(
-            device, "f16" if width == 2 else "tf32", GemmShape(pixels, node.inputs[1].shape[0], weights // max(1, node.inputs[1].shape[0])), nbytes
-        )
+        return vendor_conv_us(device, "f16" if width == 2 else "tf32", _conv(node, shapes, sizes), nbytes)
     return streaming_us(device, nbytes)
+
+
+def _conv(node: Node, shapes: Shapes, sizes: Sizes) -> GemmShape:
+    """A convolution over its output's pixels; a transposed one, the gradient of that, over its input's."""
+    first, second, *window = node.inputs[1].shape
+    groups = int(node.attrs.get("group", 1))
+    tensor = node.outputs[0] if node.op == "Conv" else node.inputs[0]
+    pixels = math.prod(sizes.of(tensor, shapes.rank(tensor) or 4)) // max(1, first)
+    columns, depth = first // groups, second * math.prod(window)
+    return GemmShape(pixels, columns, depth, groups) if node.op == "Conv" else GemmShape(pixels, depth, columns, groups)
 
 
 def _matmul(node: Node, shapes: Shapes, sizes: Sizes) -> GemmShape:

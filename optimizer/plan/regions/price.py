@@ -88,7 +88,7 @@ class Pricing:
         return total + conversions * (streaming_us(self.device, nbytes) - self.device.launch_us + CHAIN_STEP_US)
 
     def vendor_us(self, region: Region) -> float:
-        """The same nodes one by one in ONNX Runtime, which fuses a Relu and a residual Add into a convolution and nothing else."""
+        """The same nodes one by one in ONNX Runtime, which fuses a residual Add and then a Relu into a convolution and nothing else."""
         total = 0.0
         for stage in region.stages:
             after = self.pixels(stage, region.rank)[1]
@@ -99,10 +99,12 @@ class Pricing:
                 total += vendor_matmul_us(self.device, region.compute, self.gemm(stage, region.rank), self.bytes(stage, region))
             elif stage.kind not in ("pointwise", "concat"):
                 total += streaming_us(self.device, self.bytes(stage, region))
-            free = 1 if stage.kind == "conv" else 0
+            fuses = stage.kind == "conv"
             for op in stage.epilogue:
-                cheap = op.kind == "add" or (op.activation is not None and op.activation.kind == "relu")
-                if not (cheap and free):
+                relu = op.activation is not None and op.activation.kind == "relu"
+                fused = fuses and (relu or op.kind == "add")
+                fuses = fused and not relu
+                if not fused:
                     total += streaming_us(self.device, (3 if op.tensor is not None else 2) * tensor) * max(1, len(op.nodes))
         if region.joints:
             total += streaming_us(self.device, 2.0 * self.pixels(region.stages[0], region.rank)[1] * region.channels * ELEMENT_BYTES[region.compute])

@@ -6,6 +6,7 @@ the latency of filling a pipeline, and the second kernel of a split reduction. C
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -133,16 +134,18 @@ def tile_ladder(device: DeviceSpec, compute: str, shape: GemmShape, low: int, hi
     sizes = [low]
     while sizes[-1] < high:
         sizes.append(min(sizes[-1] * 2, high))
-    best = {m: choose_tile(device, compute, GemmShape(m, shape.n, shape.k, shape.groups), narrow) for m in sizes}
-    tiles = list(dict.fromkeys(best.values()))
+    shapes = [GemmShape(m, shape.n, shape.k, shape.groups) for m in sizes]
+    best = [choose_tile(device, compute, s, narrow) for s in shapes]
+    tiles = tuple(dict.fromkeys(best))
     if len(tiles) > rungs:
-        # NOTE: those that serve most of the sizes stay; the others' sizes go to the cheapest of them.
-        tiles = sorted(tiles, key=lambda t: -sum(b == t for b in best.values()))[:rungs]
-        best = {m: min(tiles, key=lambda t, m=m: tile_us(device, compute, GemmShape(m, shape.n, shape.k, shape.groups), t)) for m in sizes}  # type: ignore[misc]
+        # Each size goes to the cheapest of those that are kept; kept are those that lose the least that way, relative to the best at each size.
+        costs = {t: [tile_us(device, compute, s, t) / tile_us(device, compute, s, b) for s, b in zip(shapes, best, strict=True)] for t in tiles}
+        kept = min(itertools.combinations(tiles, rungs), key=lambda some: sum(map(min, zip(*(costs[t] for t in some), strict=True))))
+        best = [min(kept, key=lambda t, i=i: costs[t][i]) for i in range(len(sizes))]  # type: ignore[misc]
     ladder: list[tuple[int | None, Tile]] = []
-    for m in sizes:
-        if ladder and ladder[-1][1] == best[m]:
-            ladder[-1] = (m, best[m])
+    for m, tile in zip(sizes, best, strict=True):
+        if ladder and ladder[-1][1] == tile:
+            ladder[-1] = (m, tile)
         else:
-            ladder.append((m, best[m]))
+            ladder.append((m, tile))
     return [*ladder[:-1], (None, ladder[-1][1])]
