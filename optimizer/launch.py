@@ -198,6 +198,13 @@ def function(name: str, *args: ExprLike) -> Expr:
         return zero
     if name in ("min", "max") and a == b:
         return a
+    if b.op == "const" and a.args and a.args[-1].op == "const":  # (x + 2) - 3 is x - 1, (x * 2) * 3 is x * 6
+        inner = a.args[-1].value
+        if name in ("+", "-") and a.op in ("+", "-"):
+            total = (inner if a.op == "+" else -inner) + (b.value if name == "+" else -b.value)
+            return function("+", a.args[0], total) if total >= 0 else function("-", a.args[0], -total)
+        if name == a.op == "*":
+            return function("*", a.args[0], inner * b.value)
     return Expr(name, nodes)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from .config import OptimizeConfig
+from .emit.chains import join_chains
 from .emit.export import export_model, graph_changed
 from .emit.nodes import DOMAIN, DOMAIN_VERSION, Emission, TooManyBodies, emit_nodes
 from .emit.save import StagedOutput, check_output, stage_model, stage_unchanged, staged
@@ -160,12 +161,14 @@ def _rewrite(attempt: Attempt, compile_images: bool = True, only: Set[str] | Non
         with run.stage("lower"):
             lowered = lower_plan(plan, pricing)
         if not compile_images:
-            return Rewritten(attempt.canonical.proto, Emission((), ()), plan, shapes, rest)
+            return Rewritten(attempt.canonical.proto, Emission((), (), ()), plan, shapes, rest)
         try:
             with run.stage("compile"):
                 images = _compile(run, lowered)
             with run.stage("emit"):
                 emission = emit_nodes(view, lowered, images, _op_suffix(config.targets))
+                if "chain" in config.passes:
+                    emission = join_chains(view, shapes, emission, _op_suffix(config.targets))
                 proto = export_model(view, emission.functions, [(DOMAIN, DOMAIN_VERSION)])
         except TooManyBodies as cause:
             attempt.excluded.update((region.region.label, str(cause)) for region in cause.left_over)

@@ -98,8 +98,9 @@ def result_of(attempt: Attempt, rewritten: Rewritten | None, files: Sequence[Pat
     """
     run, loaded = attempt.run, attempt.loaded
     planned: tuple[PlannedRegion, ...] = rewritten.plan.regions if rewritten is not None else ()
-    emitted: Sequence[EmittedNode | None] = rewritten.emission.nodes if rewritten is not None else ()
-    regions = tuple(_region_report(p, e) for p, e in zip(planned, emitted or [None] * len(planned), strict=True))
+    emission = rewritten.emission if rewritten is not None and rewritten.emission.nodes else None
+    emitted = list(zip(emission.nodes, emission.ops, strict=True)) if emission is not None else [(None, "")] * len(planned)
+    regions = tuple(_region_report(p, e, op) for p, (e, op) in zip(planned, emitted, strict=True))
     ours, theirs, rest = sum(p.ours_us for p in planned), sum(p.vendor_us for p in planned), rewritten.rest_us if rewritten is not None else 1.0
     after = rewritten.proto if rewritten is not None else attempt.canonical.proto
     if after.ir_version > loaded.proto.ir_version:
@@ -139,10 +140,10 @@ def unchanged_result(run: Run, loaded: LoadedModel, files: Sequence[Path], size:
     )
 
 
-def _region_report(planned: PlannedRegion, emitted: EmittedNode | None) -> RegionReport:
+def _region_report(planned: PlannedRegion, emitted: EmittedNode | None, op: str) -> RegionReport:
     region = planned.region
     kernels = tuple(launch.kernel for launch in emitted.lowered.plan.launches) if emitted is not None else ()
-    return RegionReport(region.label, emitted.op if emitted is not None else "", str(region), planned.replaced, kernels, planned.ours_us, planned.vendor_us)
+    return RegionReport(region.label, op, str(region), planned.replaced, kernels, planned.ours_us, planned.vendor_us)
 
 
 def _count_ops(model: ModelProto) -> dict[str, int]:

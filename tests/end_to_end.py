@@ -23,6 +23,7 @@ from tilewright.optimizer.target import parse_targets
 KERNELS = REPOSITORY / ".cache" / "kernels"  # compiled kernels, found by content: kept between runs of the tests
 ONE_TARGET = parse_targets("sm_90")  # one cubin a kernel, so that compiling is quick
 DOMAIN = "tilewright"
+ONE_NODE_A_REGION = ("canonicalize", "regions", "matmul")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Optimized:
 
 def config(**options: Any) -> OptimizeConfig:
     """Every region that can be made, for one target class; ``options`` override."""
-    return OptimizeConfig(**{"targets": ONE_TARGET, "cache_dir": KERNELS, "take_all": True, **options})
+    return OptimizeConfig(**{"targets": ONE_TARGET, "cache_dir": KERNELS, "take_all": True, "passes": ONE_NODE_A_REGION, **options})
 
 
 def optimized(model: ModelProto | Path, folder: Path, **options: Any) -> Optimized:

@@ -12,6 +12,7 @@ from ..errors import TilewrightError
 from ..graph.toposort import toposort
 from ..graph.view import Constant, Node, Variable, View, insert_before, remove_node
 from ..jit.build import Image
+from ..launch import LaunchPlan
 from ..lower.lowered import NHWC, LoweredRegion
 from .export import export_node
 from .fallback import body_key, function_body
@@ -36,6 +37,7 @@ class EmittedNode:
     """One custom node.
 
     Attributes:
+        node: It in the view, and its plan for each target suffix.
         op: Its op name, which is also its function's.
         first_of_body: Whether it is the first node with this body.
         models: The same region as two models of their own, for verification.
@@ -43,6 +45,8 @@ class EmittedNode:
     """
 
     lowered: LoweredRegion
+    node: Node
+    plans: Mapping[str, LaunchPlan]
     op: str
     first_of_body: bool
     models: RegionModels
@@ -56,15 +60,22 @@ class EmittedNode:
 
 @dataclass(frozen=True, eq=False)
 class Emission:
-    """What emit made: the nodes, which are in the view already, and the functions that the model needs."""
+    """What emit made: the nodes, which are in the view already, the functions that the model needs, and by node the op that runs it in the file."""
 
     nodes: tuple[EmittedNode, ...]
     functions: tuple[FunctionProto, ...]
+    ops: tuple[str, ...]
 
 
 def kind_of(lowered: LoweredRegion) -> str:
     """The kind of its op, which begins the op's name."""
     return MATMUL_KIND if lowered.region.axis == -1 else CONV_KIND
+
+
+def free_names(view: View, op_suffix: str) -> dict[str, list[str]]:
+    """Op names of each kind that no function of the model has."""
+    taken = {f.name for f in view.model.functions if f.domain == DOMAIN}
+    return {kind: [name for name in (f"{kind}_{op_suffix}_{n}" for n in range(count)) if name not in taken] for kind, count in BODIES.items()}
 
 
 def emit_nodes(view: View, lowered: Sequence[LoweredRegion], images: Mapping[str, Mapping[str, Image]], op_suffix: str) -> Emission:
@@ -81,8 +92,7 @@ def emit_nodes(view: View, lowered: Sequence[LoweredRegion], images: Mapping[str
     nhwc: dict[Variable, Variable] = {}
     packed: dict[tuple[object, ...], Constant] = {}
     carried: set[str] = set()
-    taken = {f.name for f in view.model.functions if f.domain == DOMAIN}
-    free = {kind: [name for name in (f"{kind}_{op_suffix}_{n}" for n in range(count)) if name not in taken] for kind, count in BODIES.items()}
+    free = free_names(view, op_suffix)
     models = [RegionModels(r, view) for r in lowered]
     emitted: list[EmittedNode] = []
     for region, own in zip(lowered, models, strict=True):
@@ -98,8 +108,9 @@ def emit_nodes(view: View, lowered: Sequence[LoweredRegion], images: Mapping[str
         function = functions[key]
         attrs: dict[str, object] = {}
         alone: dict[str, object] = {}
+        plans: dict[str, LaunchPlan] = {}
         for suffix, compiled in images.items():
-            plan = region.plan.map_images({name: image.digest for name, image in compiled.items()})
+            plan = plans[suffix] = region.plan.map_images({name: image.digest for name, image in compiled.items()})
             attrs[f"plan_{suffix}"] = alone[f"plan_{suffix}"] = plan.to_text()
             for name in region.plan.images:
                 image = compiled[name]
@@ -113,10 +124,10 @@ def emit_nodes(view: View, lowered: Sequence[LoweredRegion], images: Mapping[str
         proto = export_node(shell)
         shell.inputs.clear()
         shell.outputs.clear()
-        emitted.append(EmittedNode(region, function.name, first, own, proto, function))
+        emitted.append(EmittedNode(region, node, plans, function.name, first, own, proto, function))
     for graph in {id(r.region.graph): r.region.graph for r in lowered}.values():
         toposort(graph)
-    return Emission(tuple(emitted), tuple(functions.values()))
+    return Emission(tuple(emitted), tuple(functions.values()), tuple(e.op for e in emitted))
 
 
 def _splice(

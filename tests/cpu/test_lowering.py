@@ -6,7 +6,6 @@ Each region is planned once, with symbolic sizes, and run at several; its tensor
 from __future__ import annotations
 
 import itertools
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -15,33 +14,24 @@ import onnx
 import pytest
 from onnx import ModelProto
 
+from lowering_harness import BOUND, DTYPE, answers, dry_run, relative, to_nhwc
 from oplib import library
 from plan_harness import Planned, plan
 from plans import resolve
-from region_cases import SIDES, Case, case, half
+from region_cases import SIDES, case, half
 from rule_harness import model, node, run, weights
 from tilewright import model_zoo
 from tilewright.optimizer.emit.export import export_model
 from tilewright.optimizer.graph.canonicalize import canonicalize
 from tilewright.optimizer.graph.shapes import infer
 from tilewright.optimizer.graph.view import View
-from tilewright.optimizer.launch import LaunchPlan
 from tilewright.optimizer.lower.lowered import NCHW, NHWC, LoweredRegion, Port
 from tilewright.optimizer.lower.regions import TileLadder, lower_region
 from tilewright.optimizer.plan.regions.region import Region, Stage, padded
 from tilewright.optimizer.plan.regions.tiles import candidates
 from twins import run_plan
 
-DTYPE = {"f16": np.float16, "tf32": np.float32}
-BOUND = {"f16": 2e-3, "tf32": 1e-5}
 CHUNKS, CASES = 20, 10  # a chunk is one test of so many models
-
-
-def answers(made: Case, batch: int, sides: Sequence[int]) -> dict[str, np.ndarray]:
-    """Every tensor of ``made`` in float32."""
-    everything = made.model(extra_outputs=[o for n in made.nodes for o in n.output if any(o in m.input for m in made.nodes)])
-    feeds = made.feeds(batch, sides)
-    return feeds | dict(zip([o.name for o in everything.graph.output], run(everything, feeds), strict=True))
 
 
 def part(model: ModelProto, inputs: Sequence[str], output: str) -> ModelProto:
@@ -61,18 +51,6 @@ def part(model: ModelProto, inputs: Sequence[str], output: str) -> ModelProto:
     return onnx.helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
-def to_nhwc(x: np.ndarray, compute: str) -> np.ndarray:
-    last = np.moveaxis(x, 1, -1)
-    missing = padded(last.shape[-1], compute) - last.shape[-1]
-    return np.ascontiguousarray(np.pad(last, [(0, 0)] * (x.ndim - 1) + [(0, missing)]))
-
-
-def relative(got: np.ndarray, want: np.ndarray) -> float:
-    assert got.shape == want.shape
-    difference = np.linalg.norm(got.astype(np.float64) - want)
-    return float(difference / max(np.linalg.norm(want.astype(np.float64)), 1e-30)) if np.isfinite(got).all() else np.inf
-
-
 def run_lowered(lowered: LoweredRegion, values: Mapping[str, np.ndarray]) -> np.ndarray:
     """What a region's plan computes from its NCHW inputs, as NCHW; its outputs agree and its padding channels are zero."""
     compute = lowered.region.compute
@@ -86,30 +64,6 @@ def run_lowered(lowered: LoweredRegion, values: Mapping[str, np.ndarray]) -> np.
         results.append(got)
     assert all(np.array_equal(results[0], r) for r in results[1:])
     return results[0]
-
-
-def dry_run(plan: LaunchPlan, shapes: Sequence[Sequence[int]], specs: Mapping[str, object], sms: int) -> list[str]:
-    """What the op library's dry run must print: Python's own evaluation of the plan."""
-    numbers = resolve(plan, specs, shapes, sms)
-    lines = [" ".join(["output", o.dtype, *(str(d) for d in dims)]) for o, (_, dims) in zip(plan.outputs, numbers.outputs, strict=True)]
-    slots = list(itertools.accumulate((-(-size // 256) * 256 for size in numbers.scratch), initial=0))
-    lines.append(f"scratch {slots[-1]}")
-    bases = {"in": lambda i: (1 << 60) + (i << 40), "out": lambda i: (2 << 60) + (i << 40), "ws": lambda i: (3 << 60) + slots[i]}
-    calls = iter(numbers.calls)
-    for launch in plan.launches:
-        grid = [g.evaluate(shapes, sms) for g in launch.grid]
-        if not launch.when.evaluate(shapes, sms) or 0 in grid:
-            lines.append(f"launch {launch.image} {launch.kernel} skipped")
-            continue
-        call = next(calls)
-        packed = b""
-        for value in call.args.values():
-            integer = isinstance(value, int)
-            packed += b"" if integer else bytes(-len(packed) % 8)
-            packed += struct.pack("<i", value) if integer else struct.pack("<Q", 0 if value is None else bases[value[0][0]](value[0][1]) + value[1])
-        shape = " ".join(map(str, grid))
-        lines.append(f"launch {launch.image} {launch.kernel} grid {shape} block {call.block} smem {call.smem} pdl {int(call.pdl)} args {packed.hex()}")
-    return lines
 
 
 def check_library(lowered: LoweredRegion, values: Mapping[str, np.ndarray], sms: int) -> None:
