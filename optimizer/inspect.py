@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     proto = load(args.model).proto
     reason = _body_reason(proto) if args.runtime else None
-    table = Table(title=f"{args.model}: {sum(n.domain == DOMAIN for n in proto.graph.node)} custom nodes", title_justify="left")
+    table = Table(title=f"{args.model}: {sum(n.domain == DOMAIN for n in proto.graph.node)} custom node(s)", title_justify="left")
     for column in ("node", "op", "targets", "launches", *(["runs as"] if args.runtime else [])):
         table.add_column(column, overflow="fold")
     for node in proto.graph.node:

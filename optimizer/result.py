@@ -11,7 +11,7 @@ from .records import Applied, Refusal
 
 @dataclass(frozen=True)
 class RegionReport:
-    """One custom node: its op name, what it replaced, what it launches and what the cost model expects of it (microseconds)."""
+    """One region: the op name of the custom node that runs it, what it replaced, what it launches and what the cost model expects of it (microseconds)."""
 
     name: str
     op: str

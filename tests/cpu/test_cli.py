@@ -140,7 +140,7 @@ def test_inspect(command: Command) -> None:
     assert command() == 0
     assert cli.main(["inspect", str(command.output)]) == 0
     listed = command.capsys.readouterr().out
-    assert "2 custom nodes" in listed and "sm90" in listed and "conv_igemm" in listed.replace("\n", "")
+    assert "1 custom node(s)" in listed and "sm90" in listed and "conv_igemm" in listed.replace("\n", "")
     assert cli.main(["inspect", str(command.output), "--runtime"]) == 0
     assert "body" in command.capsys.readouterr().out
 

@@ -98,7 +98,7 @@ def values(**changes):
 
 def test_launch():
     launch = kernels.launch(COPY, 3, "name", values(y_zero_to=64), when=dim(0, 0).compare(">", 1), pdl=True)
-    assert [str(e) for e in launch.grid] == ["ceildiv(i0.0*7*7,16)", "1", "1"]
+    assert [str(e) for e in launch.grid] == ["ceildiv(i0.0*49,16)", "1", "1"]
     assert (launch.image, launch.kernel, launch.block, str(launch.smem), launch.pdl, str(launch.when)) == (3, "name", 128, "0", True, "i0.0>1")
     assert [str(a) for a in launch.args][:6] == ["in 0 0", "null", "out 0 0", "null", "null", "null"]
     assert [str(a) for a in launch.args][6:] == [f"i32 {v}" for v in ("i0.0", 7, 7, 64, 64, 0, 64, 60, 0, 0, 0, 0)]
