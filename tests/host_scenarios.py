@@ -312,5 +312,29 @@ def functions_inside_subgraphs() -> None:
         np.testing.assert_array_equal(session.run(None, {"x": x_of(2), "flag": np.array(flag)})[0], x_of(2) + np.float32(1) + np.float32(value))
 
 
+@scenario()
+def hundreds_of_inputs_outputs_and_launches() -> None:
+    """A node as chains make them: each launch adds one of 600 weights' buffers to the last result, in two scratch slots by turns."""
+    from onnx import numpy_helper
+
+    host, launches, weights = Host(), 300, 600
+    lines = ["tilewright 1", *["output f32 i0.0 4"] * 20, "scratch i0.0*16", "scratch i0.0*16", f"image {digest(PTX_ONLY)}"]
+    for i in range(launches):
+        source, target = "in 0 0" if i == 0 else f"ws {(i - 1) % 2} 0", f"out {i - launches + 20} 0" if i >= launches - 1 else f"ws {i % 2} 0"
+        lines += ["launch 0 add 128 0 ceildiv(i0.0*4,128) 1 1", f"arg {source}", f"arg {target}", "arg i32 i0.0*i600.0*4", "arg f32 1.0"]
+    model = chain([Region("FusedConvRegion_portable_0", "long", {"plan_portable": "\n".join(lines) + "\n", **carried(PTX_ONLY)}, 20)])
+    names = [f"w{i}" for i in range(weights)]
+    model.graph.node[0].input[1:] = names
+    model.graph.initializer.extend(numpy_helper.from_array(np.array([float(i)], np.float32), n) for i, n in enumerate(names))
+    model.functions[0].input[1:] = names
+    model.graph.output[0].name = model.graph.node[0].output[19]
+    for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL"):
+        options = host.options()
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        np.testing.assert_allclose(session.run(None, {"x": x_of(3)})[0], x_of(3) + 300, rtol=1e-5)
+    assert len(host.launches()) == 2 * launches
+
+
 if __name__ == "__main__":
     SCENARIOS[sys.argv[1]][0]()
