@@ -65,7 +65,7 @@ def _export_graph(graph: gs.Graph, out: GraphProto, outer: frozenset[Constant] =
     origin: GraphProto = graph.origin
     _copy_fields(origin, out, skip=("node", "initializer", "value_info"))
     made: set[str] = set()
-    visible = outer | set(constants_used(graph))
+    visible = outer | {*graph.constants, *constants_used(graph)}
     for node in graph.nodes:
         out.node.append(export_node(node, visible))
         made.update(t.name for t in node.outputs)

@@ -13,6 +13,7 @@ import pytest
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from corpus import CASES, names
+from corpus.case import parsed
 from corpus.tensor_types import feeds_of_optional
 from end_to_end import DOMAIN, all_nodes, answers, assert_right, assert_same, config, optimized
 from rule_harness import feeds_for
@@ -207,6 +208,20 @@ def test_large_constants_are_not_expanded(tmp_path: Path) -> None:
     model.graph.output.append(onnx.helper.make_tensor_value_info("z", TensorProto.FLOAT, [512, 512]))
     done = optimized(model, tmp_path)
     assert done.result.bytes_after - done.result.bytes_before < 200_000  # the images of two kernels
+
+
+def test_outer_weights_are_not_copied_into_branches(tmp_path: Path) -> None:
+    """A weight of the main graph that only branches read stays there, once, however much of them is rewritten."""
+    text = """g (float[N,64] x, bool flag) => (float[N,64] y) {
+      y = If(flag) <
+        then_branch = t () => (float[P,64] o) { k = Identity(x)  o = PRelu(k, w) },
+        else_branch = e () => (float[P,64] q) { k = Mul(x, w)  i = Identity(k)  q = Neg(i) }
+      >
+    }"""
+    done = optimized(parsed(text, {"w": (64,)}), tmp_path)
+    assert done.result.applied and _names(done.after.graph.initializer) == ["w"]
+    assert not [t.name for a in done.after.graph.node[0].attribute for t in a.g.initializer]
+    assert_right(done, {"x": feeds_for(done.before, dim=2)["x"], "flag": np.array(True)})
 
 
 def test_optimized_again(tmp_path: Path) -> None:
