@@ -36,17 +36,17 @@ COUNTS = {
 CHANGED = {  # at least: cases that come out rewritten, and custom nodes in them
     "node": (299, 39),
     "simple": (0, 0),
-    "pytorch-converted": (30, 28),
+    "pytorch-converted": (30, 30),
     "pytorch-operator": (4, 2),
-    "parameters": (249, 16),
+    "parameters": (255, 25),
 }
 NETWORK_NODES = {  # as the suite has them, and with weights, at least
     "bvlc_alexnet": (3, 8),
-    "densenet121": (13, 151),
-    "inception_v1": (26, 44),
-    "inception_v2": (19, 54),
-    "resnet50": (10, 55),
-    "shufflenet": (30, 51),
+    "densenet121": (13, 246),
+    "inception_v1": (26, 45),
+    "inception_v2": (19, 55),
+    "resnet50": (10, 56),
+    "shufflenet": (30, 52),
     "squeezenet": (18, 22),
     "vgg19": (6, 21),
     "zfnet512": (4, 8),
@@ -101,7 +101,7 @@ def check_all(name: str, forms: Iterable[tuple[Case, ModelProto]], folder: Path)
         assert counts == known[name]
     else:  # other versions have other cases
         assert all(count >= 0.8 * usual for count, usual in zip(counts, *(c[name] for c in COUNTS.values()), strict=True))
-    assert (total["rewritten"], total["nodes"]) >= CHANGED[name] and total["nodes"] >= CHANGED[name][1]
+    assert total["rewritten"] >= CHANGED[name][0] and total["nodes"] >= CHANGED[name][1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
