@@ -166,9 +166,10 @@ def _rewrite(attempt: Attempt, compile_images: bool = True, only: Set[str] | Non
             with run.stage("compile"):
                 images = _compile(run, lowered)
             with run.stage("emit"):
-                emission = emit_nodes(view, lowered, images, _op_suffix(config.targets))
+                suffix = _op_suffix(config.targets)
+                emission = emit_nodes(view, lowered, images, suffix)
                 if "chain" in config.passes:
-                    emission = join_chains(view, shapes, emission, _op_suffix(config.targets))
+                    emission = join_chains(view, shapes, emission, suffix)
                 proto = export_model(view, emission.functions, [(DOMAIN, DOMAIN_VERSION)])
         except TooManyBodies as cause:
             attempt.excluded.update((region.region.label, str(cause)) for region in cause.left_over)

@@ -68,8 +68,3 @@ def lower(planned: Planned) -> LoweredRegion:
 
 def inputs_of(lowered: LoweredRegion, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     return [*(feeds[p.tensor.name] for p in lowered.inputs), *(np.ascontiguousarray(p.values) for p in lowered.packed)]
-
-
-def error(got: np.ndarray, want: np.ndarray) -> float:
-    assert got.shape == want.shape
-    return float(np.linalg.norm(got.astype(np.float64) - want) / max(np.linalg.norm(want.astype(np.float64)), 1e-20))

@@ -6,7 +6,7 @@ and one kind are joined.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import onnx_graphsurgeon as gs
@@ -14,7 +14,7 @@ from onnx import FunctionProto, helper
 
 from ..graph.shapes import Shapes
 from ..graph.toposort import reads, toposort
-from ..graph.view import Constant, Node, Tensor, View, consumers, insert_before, is_output, producer, remove_node
+from ..graph.view import Constant, Node, Tensor, View, insert_before, producer, remove_node
 from ..launch import LaunchExprError, LaunchPlan, parse
 from ..lower.merge import Part, merge
 from .nodes import DOMAIN, Emission, EmittedNode, free_names, kind_of
@@ -25,12 +25,16 @@ def join_chains(view: View, shapes: Shapes, emission: Emission, op_suffix: str) 
     emitted = {e.node: e for e in emission.nodes}
     joined: list[tuple[list[Node], Node, FunctionProto]] = []
     for graph in view.graphs():
-        for chain in list(_chains(graph, emitted)):
-            made = _join(view, graph, [emitted[n] for n in chain], shapes) if len(chain) > 1 else None
+        before = len(joined)
+        for chain in [c for c in _chains(graph, emitted) if len(c) > 1]:
+            made = _join(view, graph, [emitted[n] for n in chain], shapes)
             joined += [(chain, *made)] if made is not None else []
+        if len(joined) > before:
+            toposort(graph)
     ops = {e.node: e.op for e in emission.nodes}
     alone = set(ops) - {n for chain, _, _ in joined for n in chain}
-    functions = {f.name: f for f in emission.functions if any(ops[n] == f.name for n in alone)}
+    left = {ops[n] for n in alone}
+    functions = {f.name: f for f in emission.functions if f.name in left}
     names: dict[bytes, str] = {}
     free = {kind: iter([n for n in all_names if n not in functions]) for kind, all_names in free_names(view, op_suffix).items()}
     for chain, node, body in joined:
@@ -66,9 +70,11 @@ def _chains(graph: gs.Graph, emitted: Mapping[Node, EmittedNode]) -> Iterator[li
 def _join(view: View, graph: gs.Graph, chain: Sequence[EmittedNode], shapes: Shapes) -> tuple[Node, FunctionProto] | None:
     """The node that does what ``chain`` does, in its place in ``graph``, and its body; None where the merged plan is beyond the plans' limits."""
     nodes = [e.node for e in chain]
+    members = set(nodes)
+    read = {t for n in graph.nodes if n not in members for t in reads(n)}.union(graph.outputs)
     made = {t for n in nodes for t in n.outputs}
     inputs = list(dict.fromkeys(t for n in nodes for t in n.inputs if t not in made))
-    outputs = [t for n in nodes for t in n.outputs if _leaves(graph, t, set(nodes))]
+    outputs = [t for n in nodes for t in n.outputs if t in read]
     known = {t: _known(t, shapes) for t in inputs}
     plans: dict[str, str] = {}
     for suffix in chain[0].plans:
@@ -83,13 +89,7 @@ def _join(view: View, graph: gs.Graph, chain: Sequence[EmittedNode], shapes: Sha
     for old in nodes:
         remove_node(graph, old)
     node.outputs = outputs
-    toposort(graph)
     return node, body
-
-
-def _leaves(graph: gs.Graph, tensor: Tensor, chain: Set[Node]) -> bool:
-    """Whether anything outside ``chain`` reads ``tensor``."""
-    return is_output(graph, tensor) or any(n not in chain for n in consumers(tensor)) or any(tensor in reads(n) for n in graph.nodes if n not in chain)
 
 
 def _known(tensor: Tensor, shapes: Shapes) -> tuple[int | None, ...]:

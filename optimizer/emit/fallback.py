@@ -42,8 +42,8 @@ class _Body(Writer):
         outputs = [f"y{i}" for i in range(len(lowered.outputs))]
         self.function = helper.make_function("tilewright", "", inputs, outputs, self.nodes, [helper.make_opsetid("", opset)])
 
-    def weights(self, index: int) -> str:
-        """Packed convolution weights as ONNX lays them out; those of a matrix product as they are."""
+    def weights(self, index: int, transposed: bool) -> str:
+        """Packed weights as ONNX lays them out; ``transposed`` says that a Gemm takes them by columns, as they are packed."""
         packed: Packed = self.lowered.packed[index]
         name = f"w{index}"
         if packed.channels != packed.values.shape[-1]:
@@ -51,7 +51,7 @@ class _Body(Writer):
         if packed.layout == "hwo":
             name = self.unsqueeze(self.emit("Transpose", [name], perm=[2, 0, 1]), 1)
         elif packed.layout == "nk":
-            return name
+            return name if transposed else self.emit("Transpose", [name], perm=[1, 0])
         else:
             name = self.emit("Transpose", [name], perm=[0, 3, 1, 2])
         return self.squeeze(name, 2) if self.region.rank == 3 else name
@@ -67,14 +67,8 @@ class _Body(Writer):
         value = self.names[stage.source]
         if stage.kind == "concat":
             value = self.emit("Concat", [self.names[t] for t, _ in stage.reads], axis=1)
-        elif stage.kind == "matmul":
-            value = self.matmul(stage, value, use)
-        elif stage.kind == "conv":
-            inputs = [value, self.weights(use.weights)] if use.weights is not None else [value]
-            if use.bias is not None:
-                bias = f"w{use.bias}"
-                inputs.append(bias if self.region.dtype == TensorProto.FLOAT else self.cast(bias, self.region.dtype))
-            value = self.copy(stage.nodes[0], inputs)
+        elif stage.kind in ("conv", "matmul"):
+            value = self.copy(stage.nodes[0], [value, *self.parameters(stage, use)])
         elif stage.kind != "pointwise":
             node = stage.nodes[0]
             value = self.copy(node, [value, *(self.operand(t) for t in node.inputs[1:])])
@@ -82,16 +76,14 @@ class _Body(Writer):
             value = self.epilogue(op, value, vector)
         return value
 
-    def matmul(self, stage: Stage, value: str, use: StageWeights) -> str:
+    def parameters(self, stage: Stage, use: StageWeights) -> list[str]:
+        """Weights and bias of a convolution or matrix product as its node takes them."""
         assert use.weights is not None
-        node, weights = stage.nodes[0], self.weights(use.weights)
-        if not node.attrs.get("transB", 0):
-            weights = self.emit("Transpose", [weights], perm=[1, 0])
-        inputs = [value, weights]
+        names = [self.weights(use.weights, transposed=bool(stage.nodes[0].attrs.get("transB", 0)))]
         if use.bias is not None:
             bias = f"w{use.bias}"
-            inputs.append(bias if self.region.dtype == TensorProto.FLOAT else self.cast(bias, self.region.dtype))
-        return self.copy(node, inputs)
+            names.append(bias if self.region.dtype == TensorProto.FLOAT else self.cast(bias, self.region.dtype))
+        return names
 
     def copy(self, node: Node, inputs: Sequence[str]) -> str:
         """``node`` with other inputs; of its outputs the first counts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..launch import Arg, Expr, Launch, LaunchPlan, Output, arg_scratch, const, function, maximum
+from ..launch import Arg, Expr, Launch, LaunchPlan, Output, arg_in, arg_out, arg_scratch, const, dim, function, maximum
 
 BYTES = {"f16": 2, "f32": 4}
 MAX_SIZES = 8  # different sizes, known at run time only, that share a slot
@@ -66,26 +66,26 @@ class _Merge:
     launches: list[Launch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.nominal = [[n or NOMINAL_DIM for n in self.known.get(t, ())] + [NOMINAL_DIM] * MAX_RANK for t in self.inputs]
+        self.nominal: list[list[int]] = []
         for i, tensor in enumerate(self.inputs):
-            known = [*self.known.get(tensor, ()), *[None] * MAX_RANK]
-            self.dims[tensor] = tuple(const(n) if n is not None else Expr("dim", value=i, axis=a) for a, n in enumerate(known[:MAX_RANK]))
-            self.places[tensor] = Arg("in", i)
-        for i, tensor in enumerate(self.outputs):
-            self.places[tensor] = Arg("out", i)
+            known = [*self.known.get(tensor, ()), *[None] * MAX_RANK][:MAX_RANK]
+            self.nominal.append([n or NOMINAL_DIM for n in known])
+            self.dims[tensor] = tuple(const(n) if n is not None else dim(i, axis) for axis, n in enumerate(known))
+            self.places[tensor] = arg_in(i)
+        self.places.update({tensor: arg_out(i) for i, tensor in enumerate(self.outputs)})
 
     def slot(self, size: Expr, part: int, last: int) -> int:
         """A slot of ``size`` bytes from ``part`` to ``last``: the free one that fits best, or a new one."""
         need = size.evaluate(self.nominal)
-        free = [s for s in self.slots if s.free_from <= part and s.takes(size)]
-        best = min(free, key=lambda s: (s.nominal < need, abs(s.nominal - need)), default=None)
-        if best is None:
-            best = _Slot()
-            self.slots.append(best)
-        best.hold(size)
-        best.nominal = max(best.nominal, need)
-        best.free_from = last + 1
-        return next(i for i, s in enumerate(self.slots) if s is best)
+        free = [i for i, s in enumerate(self.slots) if s.free_from <= part and s.takes(size)]
+        best = min(free, key=lambda i: (self.slots[i].nominal < need, abs(self.slots[i].nominal - need)), default=len(self.slots))
+        if best == len(self.slots):
+            self.slots.append(_Slot())
+        slot = self.slots[best]
+        slot.hold(size)
+        slot.nominal = max(slot.nominal, need)
+        slot.free_from = last + 1
+        return best
 
     def add(self, number: int, part: Part) -> None:
         def moved(expr: Expr) -> Expr:
@@ -98,8 +98,8 @@ class _Merge:
             self.dims[tensor] = tuple(map(moved, output.dims))
             if tensor not in self.places:
                 elements = const(1)
-                for dim in self.dims[tensor]:
-                    elements = elements * dim
+                for size in self.dims[tensor]:
+                    elements = elements * size
                 nbytes = elements * BYTES[output.dtype]
                 self.places[tensor] = arg_scratch(self.slot(nbytes, number, self.last_use[tensor]))
 

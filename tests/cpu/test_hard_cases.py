@@ -13,7 +13,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from corpus.case import parsed, weights
-from end_to_end import answers, assert_right, assert_same, config, optimized
+from end_to_end import Optimized, answers, assert_right, assert_same, config, optimized
 from rule_harness import feeds_for
 from tilewright.optimizer import pipeline
 from tilewright.optimizer.pipeline import optimize
@@ -41,6 +41,12 @@ def chain(op: Callable[[int], onnx.NodeProto], length: int) -> ModelProto:
     return model
 
 
+def assert_right_either_way(done: Optimized) -> None:
+    """Right answers on the image, whichever branch the input f takes."""
+    for flag in (True, False):
+        assert_right(done, {**IMAGE, "f": np.array(flag)})
+
+
 # ---- If, Loop, Scan, sequences, functions
 
 
@@ -58,8 +64,7 @@ def test_one_name_for_different_weights(tmp_path: Path) -> None:
     )
     done = optimized(model, tmp_path)
     assert done.regions == 3
-    for flag in (True, False):
-        assert_right(done, {**IMAGE, "f": np.array(flag)})
+    assert_right_either_way(done)
 
 
 def test_branches_that_give_optionals(tmp_path: Path) -> None:
@@ -75,8 +80,7 @@ def test_branches_that_give_optionals(tmp_path: Path) -> None:
     )
     done = optimized(model, tmp_path)
     assert done.regions == 2
-    for flag in (True, False):
-        assert_right(done, {**IMAGE, "f": np.array(flag)})
+    assert_right_either_way(done)
 
 
 def test_sequence_in_a_loop(tmp_path: Path) -> None:
@@ -132,8 +136,7 @@ def test_function_with_branches_is_inlined(tmp_path: Path) -> None:
     )
     done = optimized(model, tmp_path)
     assert done.regions == 2
-    for flag in (True, False):
-        assert_right(done, {**IMAGE, "f": np.array(flag)})
+    assert_right_either_way(done)
 
 
 def test_function_that_a_loop_calls(tmp_path: Path) -> None:

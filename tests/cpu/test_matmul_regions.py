@@ -8,7 +8,8 @@ from onnx import ModelProto, TensorProto
 
 from emulator import Emulator, available
 from end_to_end import assert_right, optimized
-from matmul_cases import FLOAT, HALF, ROWS, error, inputs_of, linear, lower, random_product
+from lowering_harness import relative
+from matmul_cases import FLOAT, HALF, ROWS, inputs_of, linear, lower, random_product
 from oplib import library
 from plan_harness import plan
 from rule_harness import model, node, run, weights
@@ -76,7 +77,7 @@ def test_random_products(chunk):
             feeds = product.feeds(rows, np.random.default_rng(seed))
             (want,) = run(product.made, feeds)
             (got,) = run_plan(lowered.plan, lowered.specs, inputs_of(lowered, feeds))
-            assert error(got, want) < BOUND[product.dtype], (seed, rows, product.depth, product.columns)
+            assert relative(got, want) < BOUND[product.dtype], (seed, rows, product.depth, product.columns)
 
 
 @pytest.mark.skipif(not available(), reason="needs g++")
@@ -90,7 +91,7 @@ def test_kernels_on_unpadded_rows(tmp_path):
         feeds = product.feeds((3, 5), np.random.default_rng(1))
         (want,) = run(product.made, feeds)
         (got,) = emulator.run_plan(one.plan, one.specs, inputs_of(one, feeds), late=True)
-        assert error(got, want) < 3e-3, (product.depth, product.columns)
+        assert relative(got, want) < 3e-3, (product.depth, product.columns)
 
 
 @pytest.mark.parametrize("compute", ["f16", "tf32"])

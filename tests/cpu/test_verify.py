@@ -14,6 +14,7 @@ import pytest
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from corpus.case import parsed, weights
+from off_sessions import Off, bounds_of_kernels
 from rule_harness import run
 from tilewright.optimizer.config import OptimizeConfig
 from tilewright.optimizer.emit.export import export_model
@@ -140,19 +141,6 @@ def test_a_check_passes_up_to_its_bound(relative: float, problem: str, passed: b
 # ---- the whole model: which bound holds
 
 
-class Off:
-    """A session whose float outputs are off by a relative error."""
-
-    def __init__(self, session: Any, error: float) -> None:
-        self.session, self.error = session, error
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.session, name)
-
-    def run(self, names: Any, inputs: Any) -> list[np.ndarray]:
-        return [y * np.asarray(1 + self.error, y.dtype) if y.dtype.kind == "f" else y for y in self.session.run(names, inputs)]
-
-
 SINGLE = parsed("g (float[N,3,8,8] x) => (float[N,4,8,8] y) { c = Conv<pads=[1,1,1,1]>(x, w)  y = Relu(c) }", {"w": (4, 3, 3, 3)})
 HALF = parsed(
     "g (float16[N,3,8,8] x) => (float16[N,4,8,8] y) { c = Conv<pads=[1,1,1,1]>(x, w)  y = Relu(c) }",
@@ -223,12 +211,7 @@ def test_float16_that_is_worse_than_its_floor(tmp_path: Path) -> None:
         assert check.bound == pytest.approx(1.3e-2, rel=0.1) and check.passed is passed
 
 
-@pytest.mark.parametrize(("vendor", "ours", "bound", "passed"), [
-    (0.0, 0.9e-3, 1e-3, True),
-    (0.0, 1.1e-3, 1e-3, False),
-    (1e-2, 1.2e-2, 1.3e-2, True),
-    (1e-2, 1.4e-2, 1.3e-2, False),
-])  # fmt: skip
+@bounds_of_kernels
 def test_bound_of_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: float, ours: float, bound: float, passed: bool) -> None:
     """At least 1e-3, else 1.3 times the error of ONNX Runtime's own kernels on the canonicalized model."""
     monkeypatch.setattr(verify, "gpu_available", lambda: True)

@@ -15,6 +15,7 @@ from onnx import FunctionProto, ModelProto, TensorProto
 
 from corpus.case import parsed, weights
 from end_to_end import Optimized, answers, assert_same, config
+from off_sessions import Off, bounds_of_kernels
 from plan_harness import emit, plan, stub_images
 from tilewright.optimizer import pipeline
 from tilewright.optimizer.emit import nodes as emit_nodes
@@ -147,28 +148,10 @@ def test_a_body_that_does_not_run(plant: Callable[..., None]) -> None:
     assert not check.passed and check.problem.startswith("it does not run (") and check.region == "c0"
 
 
-class Off:
-    """A session whose outputs are off by a relative error."""
-
-    def __init__(self, model: ModelProto, error: float) -> None:
-        self.session, self.error = cpu_session(model), error
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.session, name)
-
-    def run(self, names: Any, inputs: Any) -> list[np.ndarray]:
-        return [y * np.asarray(1 + self.error, y.dtype) for y in self.session.run(names, inputs)]
-
-
-@pytest.mark.parametrize(("vendor", "ours", "bound", "passed"), [
-    (0.0, 0.9e-3, 1e-3, True),
-    (0.0, 1.1e-3, 1e-3, False),
-    (1e-2, 1.2e-2, 1.3e-2, True),
-    (1e-2, 1.4e-2, 1.3e-2, False),
-])  # fmt: skip
+@bounds_of_kernels
 def test_kernels_are_measured_by_the_errors_of_the_vendor(monkeypatch: pytest.MonkeyPatch, vendor: float, ours: float, bound: float, passed: bool) -> None:
     monkeypatch.setattr(submodels, "gpu_available", lambda: True)
-    monkeypatch.setattr(submodels, "gpu_session", lambda model, kernels: Off(model, ours if kernels else vendor))
+    monkeypatch.setattr(submodels, "gpu_session", lambda model, kernels: Off(cpu_session(model), ours if kernels else vendor))
     body, kernel = region_checks(chain(1))
     assert body.passed and kernel.what == "c0: kernel, GPU"
     assert kernel.bound == pytest.approx(bound, rel=1e-3) and kernel.relative == pytest.approx(ours, rel=1e-2) and kernel.passed is passed
@@ -204,7 +187,7 @@ def test_regions_with_the_same_wrong_body_go_together(tmp_path: Path, plant: Cal
 def test_a_wrong_kernel_is_dropped_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def gpu_session(model: Any, kernels: bool) -> Any:
         single = isinstance(model, ModelProto) and model.graph.name == "region"
-        return Off(model, 0.1 if kernels and single and model.graph.output[0].name == "r3" else 0.0)
+        return Off(cpu_session(model), 0.1 if kernels and single and model.graph.output[0].name == "r3" else 0.0)
 
     for module in (submodels, verify):
         monkeypatch.setattr(module, "gpu_available", lambda: True)

@@ -30,11 +30,6 @@ CASES = list(kernel_cases.cases(small=False)) + list(kernel_cases.cases(small=Tr
 
 
 @pytest.fixture(scope="module")
-def gpu() -> Gpu:
-    return Gpu()
-
-
-@pytest.fixture(scope="module")
 def codes(gpu, request) -> Codes:
     result = Codes(gpu.arch, request.config.cache.mkdir("kernels"))
     selected = {item.callspec.params["case"] for item in request.session.items if hasattr(item, "callspec") and "case" in item.callspec.params}

@@ -7,7 +7,8 @@ import pytest
 
 from gpu.codes import Codes
 from gpu.driver import Gpu
-from matmul_cases import ROWS, error, inputs_of, lower, random_product
+from lowering_harness import relative
+from matmul_cases import ROWS, inputs_of, lower, random_product
 from plan_harness import plan
 from twins import run_plan
 
@@ -15,11 +16,6 @@ pytestmark = pytest.mark.gpu
 
 BOUND = 1e-3  # relative Frobenius error against float64
 SEEDS = range(48)
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Gpu:
-    return Gpu()
 
 
 @pytest.fixture(scope="module")
@@ -37,4 +33,4 @@ def test_random_product(seed: int, gpu: Gpu, codes: Codes):
         feeds = inputs_of(lowered, product.feeds(rows, np.random.default_rng(seed)))
         (want,) = run_plan(lowered.plan, lowered.specs, feeds, gpu.sms)
         (got,) = gpu.run_plan(lowered.plan, lowered.specs, codes, feeds)
-        assert error(got, want) < BOUND, (rows, product.depth, product.columns)
+        assert relative(got, want) < BOUND, (rows, product.depth, product.columns)

@@ -19,7 +19,7 @@ _GLOBAL_POOLS = {"GlobalAveragePool": "global_average_pool", "GlobalMaxPool": "g
 
 
 class Refused(Exception):
-    """Raised deep inside for a node that looks like an anchor and cannot be one; caught once, in :func:`anchor_stage`."""
+    """Raised deep inside for a node that looks like an anchor and cannot be one; caught where the reading begins."""
 
 
 def anchor_stage(node: Node, shapes: Shapes, precision: str) -> Stage | Refusal | None:
@@ -42,7 +42,12 @@ def _variable(tensor: Tensor) -> Variable:
     return tensor
 
 
-def _element_type(tensor: Tensor, shapes: Shapes) -> int:
+def element_type(tensor: Tensor, shapes: Shapes) -> int:
+    """The element type of ``tensor``, one that kernels exist for.
+
+    Raises:
+        Refused: it is another one, or not known.
+    """
     dtype = shapes.dtype(tensor)
     if dtype not in COMPUTE:
         name = TensorProto.DataType.Name(dtype) if dtype else "unknown"
@@ -105,7 +110,7 @@ def _conv(node: Node, shapes: Shapes, precision: str) -> Stage:
     rank = len(weights.shape)
     if rank not in (3, 4):
         raise Refused(f"{rank - 2}-D convolution; 1-D and 2-D are supported")
-    dtype = _element_type(weights, shapes)
+    dtype = element_type(weights, shapes)
     if shapes.dtype(source) not in (None, dtype):
         raise Refused("its input and weights differ in element type")
     if dtype == TensorProto.FLOAT and precision == "fp32":
@@ -142,7 +147,7 @@ def constant_tensor(tensor: Tensor) -> Constant | None:
 
 def _pool(node: Node, shapes: Shapes) -> Stage:
     source = _variable(node.inputs[0])
-    _element_type(source, shapes)
+    element_type(source, shapes)
     channels = _channels(source, shapes)
     rank = shapes.rank(source) or 0
     if len(node.outputs) > 1 and node.outputs[1].name:
@@ -170,6 +175,6 @@ def _global_pool(node: Node, shapes: Shapes) -> Stage | None:
         if sorted(a % len(shape) for a in axes) != list(range(2, len(shape))):
             return None
     source = _variable(source)
-    _element_type(source, shapes)
+    element_type(source, shapes)
     channels = _channels(source, shapes)
     return Stage(kind, source, node.outputs[0], channels, channels, (node,))
