@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence, Set
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from .verify.submodels import check_region
 from .verify.verify import CANONICALIZED, CannotCompare, Reference, check_loads, reference, verify
 
 COLLECT_BYTES = 1 << 24  # models above it are large enough for their views to be collected after each stage
+ROUNDING_EXCESS = 1.5  # an error of the whole model up to this multiple of its bound is rounding that adds up, where every region is within its own
 MAX_ATTEMPTS = 4  # emissions, while sites that fail to compile or to verify are dropped
 
 
@@ -244,7 +246,7 @@ def _stage_and_check(attempt: Attempt, rewritten: Rewritten | None, truth: Refer
 
 
 def _faulty(attempt: Attempt, rewritten: Rewritten | None, truth: Reference | CannotCompare, checks: list[Check], path: Path) -> list[str]:
-    """Labels of the regions at fault: the one that was found and those that share its body; none where every check passed.
+    """Labels of the regions to leave out: the one at fault and those that share its body, or as many as rounding errors ask for; none where all passed.
 
     Raises:
         VerificationError: the fault lies in no region, or a comparison was demanded and is not possible.
@@ -260,6 +262,10 @@ def _faulty(attempt: Attempt, rewritten: Rewritten | None, truth: Reference | Ca
     if failed[0].region in by_label:
         return [label for label, node in by_label.items() if node.op == by_label[failed[0].region].op]
 
+    left_out = _accumulated(failed, list(by_label))
+    if left_out:
+        return left_out
+
     def fails(active: Set[str]) -> bool:
         part = _rewrite(attempt, only=active)
         if part is None:
@@ -274,6 +280,17 @@ def _faulty(attempt: Attempt, rewritten: Rewritten | None, truth: Reference | Ca
         where = f" (region {label!r} adds the last of it)" if label else ""
         raise VerificationError(f"the rewritten model differs from the original: {text}{where}; nothing was written")
     return [label]
+
+
+def _accumulated(failed: Sequence[Check], labels: Sequence[str]) -> list[str]:
+    """The last of the regions, where each is within its bound and only the sum of their rounding is not: so many that equal, independent errors would fit.
+
+    The last ones, because the others stay connected. None where the excess is more than rounding.
+    """
+    if any(c.region or c.problem or c.relative > ROUNDING_EXCESS * c.bound for c in failed):
+        return []
+    surplus = max(1 - (c.bound / c.relative) ** 2 for c in failed)
+    return list(labels[len(labels) - min(len(labels), math.ceil(surplus * len(labels))) :])
 
 
 def _write_unchanged(run: Run, loaded: LoadedModel, path: Path | None) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -223,6 +224,23 @@ def test_a_fault_that_needs_two_regions_is_refused(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(pipeline, "verify", verify_)
     assert_refused(chain(), tmp_path, "relative error 1.00e+00", "region 'c3' adds the last of it")
+
+
+@pytest.mark.parametrize(("each", "left_out"), [(0.9e-4, 0), (1.1e-4, 2), (1.6e-4, LENGTH)])
+def test_rounding_that_adds_up_leaves_the_last_regions_out(each: float, left_out: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = pipeline.verify
+
+    def verify_(truth: Any, canonical: Any, path: Path, *rest: Any) -> list[Check]:
+        checks = right(truth, canonical, path, *rest)
+        made = sum(bool(n.domain) for n in onnx.load(path).graph.node)
+        checks[-1] = replace(checks[-1], relative=each * math.sqrt(made / LENGTH), bound=1e-4)
+        return checks
+
+    monkeypatch.setattr(pipeline, "verify", verify_)
+    if left_out == LENGTH:
+        assert_refused(chain(), tmp_path, f"relative error {each:.2e}", f"region {label(2)!r} adds the last of it")
+    else:
+        assert_dropped(optimized(chain(), tmp_path), *(label(LENGTH - 1 - i) for i in range(left_out)))
 
 
 def test_more_faults_than_attempts(tmp_path: Path, plant: Callable[..., None]) -> None:
