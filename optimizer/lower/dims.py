@@ -8,6 +8,8 @@ from ..launch import Expr, ceildiv, const, dim, expr, function, maximum
 from ..plan.regions.region import Stage, Window
 from .lowered import NHWC
 
+POOLS = ("max_pool", "average_pool")
+
 
 @dataclass(frozen=True)
 class Extent:
@@ -58,10 +60,11 @@ def window_padding(window: Window, axis: int, size: Expr) -> Padding:
     return Padding(small, large) if window.auto_pad == "same_upper" else Padding(large, small)
 
 
-def window_output(window: Window, axis: int, size: Expr) -> Expr:
-    """Output size of a convolution or pooling along ``axis``.
+def window_output(window: Window, axis: int, size: Expr, pooling: bool = False) -> Expr:
+    """Output size of a convolution or ``pooling`` along ``axis``.
 
-    In ceil mode the last window must start inside the input or its leading pad (ONNX, since opset 22's wording; ONNX Runtime likewise).
+    In ceil mode the last window must start inside the input or its leading pad (ONNX, since opset 22's wording; ONNX Runtime likewise). An input that
+    is smaller than the window by less than a stride still gives one result of a pooling: ONNX Runtime rounds towards zero there.
     """
     if window.auto_pad:
         return ceildiv(size, window.strides[axis])
@@ -69,7 +72,7 @@ def window_output(window: Window, axis: int, size: Expr) -> Expr:
     begin, end = window.pads[axis], window.pads[axis + 2]
     span = size + (begin + end - ((kernel - 1) * dilation + 1))
     if not window.ceil_mode:
-        return span // stride + 1
+        return (span + span.compare("<", 0) * (stride - 1) if pooling else span) // stride + 1
     up = ceildiv(span, stride) + 1
     return function("select", ((up - 1) * stride).compare(">=", size + begin), up - 1, up)
 
@@ -80,7 +83,8 @@ def stage_extent(stage: Stage, source: Extent) -> Extent:
         return Extent(source.n, const(1), const(1))
     if stage.window is None:
         return source
-    return Extent(source.n, window_output(stage.window, 0, source.h), window_output(stage.window, 1, source.w))
+    height, width = (window_output(stage.window, axis, size, stage.kind in POOLS) for axis, size in enumerate((source.h, source.w)))
+    return Extent(source.n, height, width)
 
 
 __all__ = ["Extent", "Padding", "expr", "input_extent", "input_rows", "stage_extent", "window_output", "window_padding"]

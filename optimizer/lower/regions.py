@@ -17,6 +17,7 @@ from .dims import Extent, input_extent, input_rows, stage_extent, window_padding
 from .lowered import NCHW, NHWC, LoweredRegion, Packed, Port, StageWeights
 from .pack import pack
 from .render import kernel_name
+from .rounding import balance
 
 THREADS = 256
 ELEMENT_BYTES = {"f16": 2, "tf32": 4}
@@ -212,7 +213,10 @@ class _Lowering:
         inputs, outputs = stage.channels_in // stage.groups, stage.channels_out // stage.groups
         vector = copy_elements(stage, self.compute)
         depth = padded(inputs, self.compute) if stage.groups == 1 and vector is not None else inputs
-        index, values["weight"] = self.weight(Packed("weights", pack(raw, "ohwi", depth), weights, "ohwi", inputs))
+        packed = pack(raw, "ohwi", depth)
+        if vector is not None:
+            packed = self.for_tensor_cores(packed)
+        index, values["weight"] = self.weight(Packed("weights", packed, weights, "ohwi", inputs))
         values |= {"groups": stage.groups, "cin_g": depth, "cout_g": outputs}
         if vector is None:
             self.launch("conv_direct", {"TYPE": self.type, "LANES": self.lanes(stage.channels_out), "THREADS": THREADS, "EPILOGUE": ops}, values)
@@ -220,12 +224,16 @@ class _Lowering:
             self.igemm(stage, result, values, ops, vector)
         return index
 
+    def for_tensor_cores(self, packed: np.ndarray) -> np.ndarray:
+        """Weights by output, as tensor cores round them best."""
+        return balance(packed.reshape(packed.shape[0], -1)).reshape(packed.shape) if self.compute == "tf32" else packed
+
     def matmul(self, stage: Stage, result: Pointer, values: dict[str, Arg | ExprLike], ops: str) -> int:
         """A product of rows by a constant matrix is a 1 x 1 convolution of images of one pixel."""
         assert stage.weights is not None
         raw = np.asarray(stage.weights.values)
         columns = raw if stage.nodes[0].attrs.get("transB", 0) else np.ascontiguousarray(raw.T)
-        index, values["weight"] = self.weight(Packed("weights", columns, stage.weights, "nk", stage.channels_in))
+        index, values["weight"] = self.weight(Packed("weights", self.for_tensor_cores(columns), stage.weights, "nk", stage.channels_in))
         values |= dict.fromkeys(("h", "w", "p", "q", "kh", "kw", "stride_h", "stride_w", "dil_h", "dil_w", "groups"), 1)
         values |= {"pad_h": 0, "pad_w": 0, "cin_g": stage.channels_in, "cout_g": stage.channels_out}
         vector = copy_elements(stage, self.compute)

@@ -233,7 +233,8 @@ def test_different_regions_do_not(change: dict[str, Any]) -> None:
         grouped.CopyFrom(numpy_helper.from_array(weights("half", 16, 8, 3, 3), "w1"))
     after = rewritten(before)
     assert [n.op_type for n in calls(after)] == [f"FusedConvRegion_portable_{i}" for i in (0, 1, 0)]
-    assert_exact(before, after, feeds_for(before, dim=9))
+    for wanted, got in zip(run(before, feeds_for(before, dim=9)), run(after, feeds_for(before, dim=9)), strict=True):
+        assert np.linalg.norm(got - wanted) < 2e-5 * np.linalg.norm(wanted), "weights of deep products are moved to where TF32 rounds them best"
 
 
 def test_bodies_are_of_no_model() -> None:

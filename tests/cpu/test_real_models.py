@@ -46,7 +46,7 @@ def test_model(name: str, model: Callable[[str], Optimized]) -> None:
     assert done.result.bytes_after < done.result.bytes_before + MAX_GROWTH
     onnx.checker.check_model(done.after, full_check=True)
     for feeds in MODELS[name].feeds():
-        assert_right(done, feeds)
+        assert_right(done, feeds, bound=3e-5)  # weights of deep products are moved to where TF32 rounds them best
 
 
 # ---- what they are for

@@ -26,7 +26,7 @@ def _per_axis(call: Call, name: str, count: int, default: int) -> list[int]:
     return values
 
 
-def _spatial(call: Call, dims: Sequence[Dim], kernel: Sequence[Dim], dilated: bool = True) -> list[Dim]:
+def _spatial(call: Call, dims: Sequence[Dim], kernel: Sequence[Dim], dilated: bool = True, pooling: bool = False) -> list[Dim]:
     """Output sizes of a sliding window (convolution or pooling) over ``dims``.
 
     With ceil_mode the last window must start inside the image or its leading padding, as in ONNX Runtime.
@@ -43,6 +43,8 @@ def _spatial(call: Call, dims: Sequence[Dim], kernel: Sequence[Dim], dilated: bo
         extent = add(mul(dilations[i], sub(kernel[i], 1)), 1)
         room = sub(add(dim, pads[i], pads[i + count]), extent)  # positions of the first window
         if not call.attr("ceil_mode", 0):
+            if pooling and isinstance(room, int) and -stride < room < 0:
+                room = 0  # ONNX Runtime rounds towards zero
             result.append(add(floordiv(room, stride), 1))
             continue
         by_room, by_start = add(room, 2 * stride - 1), add(dim, pads[i] + stride - 1)
@@ -100,7 +102,7 @@ def conv_transpose(call: Call) -> list[Fact]:
 def pool(call: Call) -> list[Fact]:
     """Pooling with a window; MaxPool's second output are indices of the same shape."""
     image = call.need(0)
-    fact = Fact((*image[:2], *_spatial(call, image[2:], _window(call, None, len(image) - 2))))
+    fact = Fact((*image[:2], *_spatial(call, image[2:], _window(call, None, len(image) - 2), pooling=True)))
     return [fact, fact]
 
 
