@@ -6,6 +6,7 @@ and one kind are joined.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -24,10 +25,14 @@ def join_chains(view: View, shapes: Shapes, emission: Emission, op_suffix: str) 
     """Joins the custom nodes that ``emission`` put into ``view``; its nodes stay as they are for verification, its functions are those that are left."""
     emitted = {e.node: e for e in emission.nodes}
     joined: list[tuple[list[Node], Node, FunctionProto]] = []
+    all_names = free_names(view, op_suffix)
+    bodies: dict[str, set[bytes]] = {kind: set() for kind in all_names}
+    own = Counter(kind_of(e.lowered) for e in {e.op: e for e in emission.nodes}.values())
     for graph in view.graphs():
         before = len(joined)
         for chain in [c for c in _chains(graph, emitted) if len(c) > 1]:
-            made = _join(view, graph, [emitted[n] for n in chain], shapes)
+            kind = kind_of(emitted[chain[0]].lowered)
+            made = _join(view, graph, [emitted[n] for n in chain], shapes, bodies[kind], len(all_names[kind]) - own[kind])
             joined += [(chain, *made)] if made is not None else []
         if len(joined) > before:
             toposort(graph)
@@ -36,7 +41,7 @@ def join_chains(view: View, shapes: Shapes, emission: Emission, op_suffix: str) 
     left = {ops[n] for n in alone}
     functions = {f.name: f for f in emission.functions if f.name in left}
     names: dict[bytes, str] = {}
-    free = {kind: iter([n for n in all_names if n not in functions]) for kind, all_names in free_names(view, op_suffix).items()}
+    free = {kind: iter([n for n in known if n not in functions]) for kind, known in all_names.items()}
     for chain, node, body in joined:
         key = body.SerializeToString(deterministic=True)
         if key not in names:
@@ -67,8 +72,11 @@ def _chains(graph: gs.Graph, emitted: Mapping[Node, EmittedNode]) -> Iterator[li
         yield sorted(group, key=order.__getitem__)
 
 
-def _join(view: View, graph: gs.Graph, chain: Sequence[EmittedNode], shapes: Shapes) -> tuple[Node, FunctionProto] | None:
-    """The node that does what ``chain`` does, in its place in ``graph``, and its body; None where the merged plan is beyond the plans' limits."""
+def _join(view: View, graph: gs.Graph, chain: Sequence[EmittedNode], shapes: Shapes, bodies: set[bytes], room: int) -> tuple[Node, FunctionProto] | None:
+    """The node that does what ``chain`` does, in its place in ``graph``, and its body, which joins ``bodies``.
+
+    None where the merged plan is beyond the plans' limits, or the body would be one more than the ``room`` op names.
+    """
     nodes = [e.node for e in chain]
     members = set(nodes)
     read = {t for n in graph.nodes if n not in members for t in reads(n)}.union(graph.outputs)
@@ -84,6 +92,9 @@ def _join(view: View, graph: gs.Graph, chain: Sequence[EmittedNode], shapes: Sha
         plans[f"plan_{suffix}"] = plan.to_text()
     images = {k: v for n in nodes for k, v in n.attrs.items() if k.startswith("image_")}
     body = _body(chain, inputs, outputs)
+    if len(bodies | {body.SerializeToString(deterministic=True)}) > room:
+        return None
+    bodies.add(body.SerializeToString(deterministic=True))
     node = Node(nodes[0].op, inputs, (), {**plans, **images}, view.fresh(f"{nodes[0].name}_to_{nodes[-1].name}"), DOMAIN, rule="chain")
     insert_before(graph, nodes[-1], [node])
     for old in nodes:

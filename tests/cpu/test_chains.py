@@ -15,6 +15,7 @@ from plan_harness import plan
 from region_cases import SIDES, case
 from rule_harness import model, node, run, weights
 from tilewright.optimizer.config import PASSES
+from tilewright.optimizer.emit import nodes as nodes_module
 from tilewright.optimizer.launch import Launch, LaunchPlan, Output, arg_i32, arg_in, arg_out, arg_scratch, const, dim
 from tilewright.optimizer.lower.lowered import NHWC
 from tilewright.optimizer.lower.merge import Part, merge
@@ -159,6 +160,15 @@ def test_equal_chains_share_a_body(tmp_path):
     nodes = [*conv("x", "c1", "a"), *conv("a", "c1", "b"), node("Sin", ["b"], "s"), *conv("s", "c1", "c"), *conv("c", "c1", "out")]
     kinds, done = joined(net(nodes, ["out"]), tmp_path)
     assert kinds == ["FusedConvRegion", "Sin", "FusedConvRegion"] and len(done.after.functions) == 1
+    assert_right(done, feeds())
+
+
+def test_chains_beyond_the_op_names_stay_nodes(tmp_path, monkeypatch):
+    """Four bodies and five names: the first chain gets the fifth, the other stays apart."""
+    monkeypatch.setitem(nodes_module.BODIES, nodes_module.CONV_KIND, 5)
+    nodes = [*conv("x", "c1", "a"), *conv("a", "c1", "b"), node("Sin", ["b"], "s"), *conv("s", "c2", "c"), *conv("c", "c2", "out")]
+    kinds, done = joined(net(nodes, ["out"]), tmp_path)
+    assert kinds == ["FusedConvRegion", "Sin", "FusedConvRegion", "FusedConvRegion"] and len(done.after.functions) == 3
     assert_right(done, feeds())
 
 
