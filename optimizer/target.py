@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 
@@ -29,6 +29,12 @@ class DeviceSpec:
         vendor_floor_us: What a vendor matmul costs however small it is, microseconds.
         conv_start_us: What a convolution costs beside its work, as ONNX Runtime calls it.
         conv_efficiency: Share of ``vendor_tflops`` that convolutions reach in ONNX Runtime on large problems, its layout changes counted.
+        dependent_launch_us: A small useful kernel behind another in a stream, its first loads and last stores counted, microseconds.
+        wgmma_tflops: Rate of float16 ``wgmma`` by the n of the instruction (``n64``), TFLOP/s, dense; empty before Hopper.
+        clusters: Clusters of 1, 2, 4 and 8 blocks that fit at one block an SM; empty where the GPU has none.
+        cluster_barrier_us: One barrier of a cluster, microseconds.
+        dsmem_gbs: Shared memory of another block of the cluster, GB/s an SM, by cluster size (2, 4, 8).
+        handover_us: A flag from one block to another through the L2, microseconds.
     """
 
     name: str
@@ -45,6 +51,12 @@ class DeviceSpec:
     vendor_floor_us: float
     conv_start_us: float
     conv_efficiency: float
+    dependent_launch_us: float
+    handover_us: float
+    wgmma_tflops: dict[str, float] = field(default_factory=dict)
+    clusters: list[int] = field(default_factory=list)
+    cluster_barrier_us: float = 0.0
+    dsmem_gbs: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

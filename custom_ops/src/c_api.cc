@@ -2,12 +2,14 @@
 // Texts are returned in buffers of the caller, cut to their size; the result is 0 where all went well.
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "check.h"
 #include "image.h"
 #include "launch_plan.h"
+#include "matmul_planner.h"
 #include "sha256.h"
 #include "status.h"
 
@@ -161,4 +163,28 @@ TILEWRIGHT_EXPORT int tilewright_check_image(const void* bytes, size_t size, int
 // SHA-256 in hexadecimal; `digest` has room for 65 characters.
 TILEWRIGHT_EXPORT void tilewright_sha256(const void* bytes, size_t size, char* digest) {
   Put(Sha256(bytes, size), digest, 65);
+}
+
+// A planner of matrix products for the pool that `text` describes, or null; tilewright_planner_free takes it back.
+TILEWRIGHT_EXPORT MatmulPlanner* tilewright_planner_new(const char* text, size_t length, char* error, size_t error_size) {
+  std::unique_ptr<MatmulPlanner> planner;
+  Guarded(error, error_size, [&] {
+    planner = std::make_unique<MatmulPlanner>(Pool::Parse({text, length}));
+    return 0;
+  });
+  return planner.release();
+}
+
+TILEWRIGHT_EXPORT void tilewright_planner_free(MatmulPlanner* planner) {
+  delete planner;
+}
+
+// What the planner chooses for the product of m x k by k x n matrices. 1: a dim is negative or the matrices are too large.
+TILEWRIGHT_EXPORT int tilewright_planner_plan(MatmulPlanner* planner, int64_t batch, int64_t m, int64_t n, int64_t k, Choice* choice) {
+  return planner->Plan({batch, m, n, k}, choice) ? 0 : kBadInput;
+}
+
+// The planner's makespan of two kinds of units, in microseconds.
+TILEWRIGHT_EXPORT double tilewright_makespan(double long_us, int64_t long_count, double short_us, int64_t short_count, int64_t slots) {
+  return Makespan(long_us, static_cast<double>(long_count), short_us, static_cast<double>(short_count), static_cast<double>(slots));
 }
