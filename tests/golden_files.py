@@ -16,6 +16,8 @@ from onnx import ModelProto
 
 from corpus.case import parsed
 from dynamic_models import cnn
+from matmul_golden import NAME as MATMUL_PLANS
+from matmul_golden import matmul_plans
 from plan_harness import Planned, plan
 from tilewright import model_zoo
 from tilewright.optimizer.emit.export import export_model
@@ -106,7 +108,7 @@ def files() -> dict[str, str]:
         if name in IN_FULL:
             made[f"plans/{name}_in_full.txt"] = "\n".join(f"{region.region}\n{region.plan.to_text()}" for region in lowered)
         specs |= {kernel_name(s): s for region in lowered for s in region.specs.values()}
-    return made | {SOURCES: sources_text(specs)}
+    return made | {SOURCES: sources_text(specs), MATMUL_PLANS: matmul_plans()}
 
 
 def summary(name: str, result: Planned, lowered: list[LoweredRegion]) -> str:

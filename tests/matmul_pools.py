@@ -37,7 +37,8 @@ def h200_pool() -> Pool:
 def random_pool(rng: random.Random) -> Pool:
     """Up to sixteen kernels of every kind with times that have little to do with one another."""
     sms = rng.choice([13, 58, 108, 132])
-    machine = PoolDevice(sms, (sms, sms // 2, sms // 4 - 1, sms // 8 - 1 or 0), rng.uniform(0, 3), rng.uniform(1e6, 1e7), rng.uniform(2e5, 5e6), rng.uniform(1e5, 3e7))
+    clusters = (sms, sms // 2, sms // 4 - 1, sms // 8 - 1)
+    machine = PoolDevice(sms, clusters, rng.uniform(0, 3), rng.uniform(1e6, 1e7), rng.uniform(2e5, 5e6), rng.uniform(1e5, 3e7))
     sizes = [s for s, count in zip((1, 2, 4, 8), machine.clusters, strict=True) if count]
     families = [(rng.choice([(1, 1), (1, 1), (2, 1), (1, 2)]), rng.randint(1, 3)) for _ in range(3)]
     kernels = []
@@ -48,6 +49,7 @@ def random_pool(rng: random.Random) -> Pool:
         bm, bn, bk = rng.choice([64, 128, 256]), rng.choice([8, 16, 64, 96, 128, 256]), rng.choice([32, 64])
         tile = Tile(f"k{i}", family, bm, bn, bk, rng.random() < 0.3, cluster_m, cluster_n, split, rng.random() < 0.8, resident)
         step = bm * bn * bk * rng.uniform(2e-7, 6e-7) * resident
-        times = Times(rng.uniform(0, 2), step, rng.uniform(0, 4 * step), tuple(sorted(rng.uniform(0, 3) for _ in range(3))), rng.uniform(0, 3))  # type: ignore[arg-type]
+        two, four, eight = sorted(rng.uniform(0, 3) for _ in range(3))
+        times = Times(rng.uniform(0, 2), step, rng.uniform(0, 4 * step), (two, four, eight), rng.uniform(0, 3))
         kernels.append(MicroKernel(tile, times))
     return Pool(rng.choice([2, 4]), machine, tuple(kernels))

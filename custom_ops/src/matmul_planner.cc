@@ -7,8 +7,9 @@
 namespace tilewright {
 namespace {
 
-constexpr int kLeaders = 3;  // kernels that get a partner
-constexpr int kCuts = 4;     // cuts of C along one axis, for each leader
+constexpr int kLeaders = 8;  // kernels that get a partner
+constexpr int kCuts = 8;     // cuts of C along one axis, for each leader
+constexpr int kPairs = 128;  // pairs of rectangles that are evaluated
 constexpr size_t kProbes = 16;
 
 // Whole numbers in doubles, below 2^53: quotients of them are on the right side of every whole number.
@@ -129,6 +130,7 @@ class PlanSearch {
       Offer(span_us, units.l2_us, next);
       if (log == 0) {
         unit_us_[i] = unit_us;
+        element_us_[i] = unit_us / (ready.rows * ready.cols);
         if (kernel.persistent && units.count > ready.slots[0]) Lead({i, Roof(span_us, units.l2_us)});
       }
     }
@@ -176,6 +178,17 @@ class PlanSearch {
     const MatmulPlanner::Prepared& ready = prepared_[i];
     double slots = ready.slots[0];
     Units all = Cover(i, m_, n_);
+    // Partners that could win if every unit were full and no slot ever idle.
+    int partners[Pool::kMaxKernels];
+    int partner_count = 0;
+    for (size_t p = 0; p < count_; ++p) {
+      int partner = static_cast<int>(p);
+      if (partner == i || kernels_[p].family != kernels_[i].family || !kernels_[p].persistent) continue;
+      double once_us = std::max(ready.once_us, prepared_[p].once_us);
+      double ideal_us = once_us + batch_ * m_ * n_ * std::min(element_us_[i], element_us_[partner]) / slots;
+      if (device_.launch_us + std::max(ideal_us, dram_us_) < best_.us) partners[partner_count++] = partner;
+    }
+    if (partner_count == 0) return;
     for (bool along_m : {true, false}) {
       double tile = along_m ? ready.rows : ready.cols;
       double extent = along_m ? m_ : n_;
@@ -186,16 +199,17 @@ class PlanSearch {
       auto add = [&](double cut) {
         if (cut > 0 && cut < extent && (count == 0 || std::find(cuts, cuts + count, cut) == cuts + count)) cuts[count++] = cut;
       };
-      double waves = Floor(all.count / slots);
-      for (double wave = waves; wave > 0 && wave > waves - (kCuts - 1); --wave) add(Floor(wave * slots / line) * tile);
+      // Cuts behind the last whole waves, from the end; waves that end in the same line of units give one cut.
+      for (double wave = Floor(all.count / slots); wave > 0 && count < kCuts - 1;) {
+        double whole = Floor(wave * slots / line);
+        add(whole * tile);
+        wave = Ceil(whole * line / slots) - 1;
+      }
       add(Floor(extent / tile) * tile);
       Units first[kCuts];
       for (int c = 0; c < count; ++c) first[c] = along_m ? Cover(i, cuts[c], n_) : Cover(i, m_, cuts[c]);
-      for (size_t p = 0; p < count_; ++p) {
-        int partner = static_cast<int>(p);
-        if (partner != i && kernels_[p].family == kernels_[i].family && kernels_[p].persistent) {
-          for (int c = 0; c < count; ++c) Pair(i, first[c], partner, along_m, cuts[c]);
-        }
+      for (int p = 0; p < partner_count; ++p) {
+        for (int c = 0; c < count; ++c) Pair(i, first[c], partners[p], along_m, cuts[c]);
       }
     }
   }
@@ -205,9 +219,12 @@ class PlanSearch {
     double once_us = std::max(prepared_[i].once_us, prepared_[partner].once_us);
     double a = unit_us_[i], b = unit_us_[partner];
     double area = along_m ? (m_ - cut) * n_ : m_ * (n_ - cut);
-    double least = batch_ * area / (prepared_[partner].rows * prepared_[partner].cols);
-    if (device_.launch_us + std::max(once_us + (first.count * a + least * b) / slots, dram_us_) >= best_.us) return;
+    // No schedule beats one in which every unit of the partner is full and no slot ever idle.
+    double allowed_us = (best_.us - device_.launch_us - once_us) * slots;
+    if (first.count * a + batch_ * area * element_us_[partner] >= allowed_us) return;
+    if (pairs_++ >= kPairs) return;
     Units second = along_m ? Cover(partner, m_ - cut, n_) : Cover(partner, m_, n_ - cut);
+    if (first.count * a + second.count * b >= allowed_us) return;
     double span_us = once_us + (a >= b ? Makespan(a, first.count, b, second.count, slots) : Makespan(b, second.count, a, first.count, slots));
     Candidate next;
     next.kernel = i;
@@ -245,8 +262,10 @@ class PlanSearch {
   double bytes_;  // of one element of every matrix of the batch
   double dram_us_;
   double unit_us_[Pool::kMaxKernels];
+  double element_us_[Pool::kMaxKernels];  // of C, where units are full
   Leader leaders_[kLeaders];
   int leader_count_ = 0;
+  int pairs_ = 0;
   Candidate best_;
 };
 

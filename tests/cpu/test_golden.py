@@ -8,11 +8,11 @@ from functools import cache
 import pytest
 
 import golden_files
-from golden_files import FOLDER, SOURCES
+from golden_files import FOLDER, MATMUL_PLANS, SOURCES
 from tilewright import kernels_ptx
 
 HELP = "if that is meant, run tools/golden and look at its diff"
-NAMES = [*(f"plans/{name}.txt" for name in golden_files.MODELS), *(f"plans/{name}_in_full.txt" for name in golden_files.IN_FULL), SOURCES]
+NAMES = [*(f"plans/{name}.txt" for name in golden_files.MODELS), *(f"plans/{name}_in_full.txt" for name in golden_files.IN_FULL), SOURCES, MATMUL_PLANS]
 
 made = cache(golden_files.files)
 

@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 from image_bytes import CUBIN, PTX, container, elf
+from matmul_pools import h200_pool
 from oplib import build, library
 from tilewright.optimizer.launch import (
     NULL,
@@ -197,7 +198,10 @@ def test_parsers_survive_any_bytes(tmp_path):
     rng = random.Random(seed)
     plan, image = PLAN.to_text().encode(), container((CUBIN, 90, 1, elf()), (CUBIN, 80, 0, elf()), (PTX, 80, 0, b".version 9.0\0"))
     expression = b"min(ceildiv(i0.0*(i0.2+2*1-3),select(sms>4,128,64)),-i1.3%7)"
-    cases = [(b"p", plan), (b"i", image), (b"e", expression)]
+    pool = h200_pool().to_text().encode()
+    cases = [(b"p", plan), (b"i", image), (b"e", expression), (b"m", pool)]
+    for _ in range(300):
+        cases += [(b"m", mutated(rng, pool)), (b"m", rng.randbytes(rng.randint(0, 300)))]
     for _ in range(4000):
         cases += [(b"p", mutated(rng, plan)), (b"i", mutated(rng, image)), (b"e", mutated(rng, expression))]
         cases += [(kind, rng.randbytes(rng.randint(0, 300))) for kind in (b"p", b"i", b"e")]
