@@ -3,7 +3,7 @@
 The tensor core rounds every weight to 11 bits. Inputs that come from a ReLU have a positive mean, so the sum of a row's rounding errors is multiplied
 by that mean and does not average out: on ResNet-18 the weights' share of the error is twice the activations'. Which way a weight is rounded is
 free where it lies next to the boundary, so for every row (one output channel) as many of those are moved across as bring the sum of the row's errors
-next to zero; another weight in the middle of its interval takes the opposite of what was moved, so that the float32 result stays as it was.
+next to zero; weights in the middle of their intervals take the opposite of what was moved, so that the float32 result stays as it was.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 _INTERVAL = 0x2000  # float32 values between two TF32 values; the low half of them is rounded down, the high half up
 _BOUNDARY = 0x1000
 REACH = _INTERVAL // 32  # how far from the boundary a weight may be moved, in units of its own last float32 bit
+SHARES = 32  # weights that take the opposite of what was moved
 MIN_DEPTH = 128  # shorter rows have too few weights next to a boundary
 _BLOCK = 1 << 20  # elements that are worked on at a time
 
@@ -67,8 +68,9 @@ def _balance(rows: np.ndarray) -> None:
 
 
 def _give_back(row: np.ndarray, surplus: float, room: np.ndarray, moved: list[int]) -> None:
-    """Takes ``surplus`` from the weight that is farthest from its boundary, if it can bear it."""
+    """Takes ``surplus`` from weights that are far from their boundaries, a little from each."""
     room[moved] = 0.0
-    index = int(room.argmax())
-    if abs(surplus) < room[index]:
-        row[index] = np.float32(float(row[index]) - surplus)
+    far = np.flatnonzero(room > room.mean())[:SHARES]
+    each = surplus / max(1, len(far))
+    if far.size and abs(each) < room[far].min():
+        row[far] = (row[far].astype(np.float64) - each).astype(np.float32)

@@ -28,10 +28,8 @@ def test_errors_of_a_row_cancel_and_its_float32_sum_stays(depth: int) -> None:
     assert (after <= before + 1e-6).all()
     assert after.mean() < before.mean() / {128: 3, 576: 10}.get(depth, 30)
     moved = rows != weights
-    assert moved.any() and moved.mean() < 0.1
-    limit = REACH * 2.0**-23 * np.abs(weights) * 2
-    gives_back = np.abs(rows - weights) > limit
-    assert (gives_back.sum(axis=1) <= 1).all(), "all but one stay next to where they were"
+    assert moved.any(axis=1).mean() > 0.8 and moved.mean() < 0.3
+    assert (np.abs(rows - weights) <= REACH * 2.0**-23 * np.maximum(np.abs(weights), 0.1)).all(), "all stay next to where they were"
     assert np.abs((rows.astype(np.float64) - weights).sum(axis=1)).max() < 1e-6 * np.abs(weights).sum(axis=1).mean()
 
 
