@@ -12,7 +12,7 @@ from .target import TargetClass, parse_targets
 
 PRECISIONS = ("match", "fp32", "tf32", "fp16")
 PLANNERS = ("regions", "matmul")
-PASSES = ("canonicalize", *PLANNERS, "chain")
+PASSES = ("canonicalize", "transformers", *PLANNERS, "chain")
 DEFAULT_TARGETS = "sm_90a,portable"
 
 Bounds = tuple[int, int | None]

@@ -22,17 +22,19 @@ from .graph.input_shapes import InputShapes, overwrite, resolve
 from .graph.load import LoadedModel, load
 from .graph.precision import correct_types, to_half
 from .graph.shapes import infer
+from .graph.transformers import FUSIONS, fuse_attention, fuse_pointwise, may_attend, pointwise
 from .graph.view import View
 from .jit.build import Image, build
 from .lower.lowered import LoweredRegion
 from .lower.plan import lower_plan
-from .plan.model_cost import nodes_us
+from .plan.model_cost import merging_pays, nodes_us
 from .plan.regions.plan import RULES, plan_regions
 from .plan.regions.price import Pricing
 from .plan.sizes import Sizes
+from .records import Refusal
 from .result import Check, Result
 from .run import Attempt, Canonical, Report, Rewritten, Run, result_of, total_bytes, unchanged_result
-from .target import TargetClass, device_for
+from .target import DeviceSpec, TargetClass, device_for
 from .verify.bisect import bisect
 from .verify.submodels import check_region
 from .verify.verify import CANONICALIZED, CannotCompare, Reference, check_loads, reference, verify
@@ -69,12 +71,19 @@ def optimize(source: str | Path | ModelProto, config: OptimizeConfig | None = No
         inputs = resolve(loaded.proto, run.config.dims, run.config.min_shapes, run.config.opt_shapes, run.config.max_shapes)
     if not run.config.passes and not _must_write(run.config):
         return _write_unchanged(run, loaded, path)
-    return _optimize(run, loaded, inputs, path)
+    try:
+        return _optimize(run, loaded, inputs, path)
+    except VerificationError as cause:
+        if not any(a.rule in FUSIONS for a in run.applied):
+            raise
+        run.config = replace(run.config, passes=tuple(p for p in run.config.passes if p != "transformers"))
+        run.refusals = [Refusal("transformers", f"ONNX Runtime's fused ops give other results ({cause})")]
+        return _optimize(run, loaded, inputs, path)
 
 
 def _optimize(run: Run, loaded: LoadedModel, inputs: InputShapes, path: Path | None) -> Result:
     device = device_for(run.config.targets)
-    attempt = Attempt(run, loaded, inputs, device, _canonicalize(run, loaded, inputs))
+    attempt = Attempt(run, loaded, inputs, device, _canonicalize(run, loaded, inputs, device))
     if path is None:
         return result_of(attempt, _rewrite_all(attempt, compile_images=False), (), [], "", 0)
     truth: Reference | CannotCompare | None = None
@@ -106,12 +115,12 @@ def _reason(checks: Sequence[Check], label: str) -> str:
     return f"its results differ from the original's{figures}"
 
 
-def _canonicalize(run: Run, loaded: LoadedModel, inputs: InputShapes, inline: bool = True) -> Canonical:
-    """Stages infer, canonicalize and precision; without ``inline`` local functions stay as they are."""
+def _canonicalize(run: Run, loaded: LoadedModel, inputs: InputShapes, device: DeviceSpec, inline: bool = True) -> Canonical:
+    """Stages infer, canonicalize, transformers and precision; without ``inline`` local functions stay as they are."""
     config = run.config
     proto, inlined = inline_anchors(loaded.proto, keep=DOMAIN) if inline and config.planners else (loaded.proto, [])
     run.notes = [f"local functions inlined: {', '.join(inlined)}"] if inlined else []
-    run.applied, run.refusals = [], [r for r in run.refusals if r.rule in RULES]
+    run.applied, run.refusals = [], [r for r in run.refusals if r.rule in (*RULES, "transformers")]
     view = View(proto, loaded.base_dir, config.freeze_initializers)
     with run.stage("infer shapes"):
         shapes = infer(view, inputs.ranges)
@@ -120,6 +129,7 @@ def _canonicalize(run: Run, loaded: LoadedModel, inputs: InputShapes, inline: bo
             report: CanonicalizeReport = canonicalize(view, shapes, lambda: infer(view, inputs.ranges))
             run.applied += report.applied
             run.refusals += report.refused
+    fused = _fuse_attention(run, view, inputs, device)
     half = False
     if config.precision == "fp16" and config.planners:
         with run.stage("precision"):
@@ -130,14 +140,47 @@ def _canonicalize(run: Run, loaded: LoadedModel, inputs: InputShapes, inline: bo
     if graph_changed(view.graph):
         proto = export_model(view)
         correct_types(view, proto)
-    return Canonical(proto, proto is not loaded.proto, half, tuple(inlined))
+    return Canonical(proto, proto is not loaded.proto, half, tuple(inlined), fused)
+
+
+def _fuse_attention(run: Run, view: View, inputs: InputShapes, device: DeviceSpec) -> tuple[float, float] | None:
+    """Stage transformers before regions are planned; what the nodes are expected to take before and after it, None where it did nothing."""
+    if "transformers" not in run.config.passes or not may_attend(view):
+        return None
+    with run.stage("transformers"):
+        shapes = infer(view, inputs.ranges)
+        sizes = Sizes(shapes, inputs.usual)
+        before = nodes_us(device, view, shapes, sizes, ())
+        report = fuse_attention(view, shapes, lambda: infer(view, inputs.ranges), lambda *args: merging_pays(device, shapes, sizes, *args))
+        run.applied += report.applied
+        run.refusals += report.refused
+        if not report.applied:
+            return None
+        shapes = infer(view, inputs.ranges)
+        return before, nodes_us(device, view, shapes, Sizes(shapes, inputs.usual), ())
+
+
+def _fuse_pointwise(attempt: Attempt, proto: ModelProto) -> ModelProto:
+    """Stage transformers after regions are made: what they left of a model whose attention is fused."""
+    run = attempt.run
+    if attempt.canonical.attention_us is None:
+        return proto
+    with run.stage("transformers"):
+        view = View(proto, attempt.loaded.base_dir, run.config.freeze_initializers)
+        report = fuse_pointwise(view, lambda: infer(view, attempt.inputs.ranges))
+        names = {rule.name for rule in pointwise.rules}
+        run.applied = [a for a in run.applied if a.rule not in names] + list(report.applied)
+        run.refusals = [r for r in run.refusals if r.rule not in names] + list(report.refused)
+        return export_model(view) if report.applied else proto
 
 
 def _rewrite_all(attempt: Attempt, compile_images: bool = True) -> Rewritten | None:
     """:func:`_rewrite` with every region that pays; where there is none, local functions that were inlined for regions are whole again."""
     rewritten = _rewrite(attempt, compile_images)
     if rewritten is None and attempt.canonical.inlined:
-        attempt.canonical = _canonicalize(attempt.run, attempt.loaded, attempt.inputs, inline=False)
+        attempt.canonical = _canonicalize(attempt.run, attempt.loaded, attempt.inputs, attempt.device, inline=False)
+    if rewritten is None:
+        attempt.canonical = replace(attempt.canonical, proto=_fuse_pointwise(attempt, attempt.canonical.proto))
     return rewritten
 
 
@@ -180,7 +223,7 @@ def _rewrite(attempt: Attempt, compile_images: bool = True, only: Set[str] | Non
             reason = f"its kernel does not compile ({failure.reason})"
             attempt.excluded.update((region.region.label, reason) for region in lowered if failure.spec in region.specs)
             continue
-        return Rewritten(proto, emission, plan, shapes, rest)
+        return Rewritten(_fuse_pointwise(attempt, proto), emission, plan, shapes, rest)
 
 
 class _SpecFailed(Exception):

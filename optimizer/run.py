@@ -57,12 +57,14 @@ class Canonical:
         changed: Whether anything did.
         inlined: Local functions that were inlined, so that regions can be made of what they hold.
         half: Whether float32 compute was turned to float16.
+        attention_us: What its nodes are expected to take before and after attention was fused; None where none was.
     """
 
     proto: ModelProto
     changed: bool
     half: bool
     inlined: tuple[str, ...] = ()
+    attention_us: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ def result_of(attempt: Attempt, rewritten: Rewritten | None, files: Sequence[Pat
     emission = rewritten.emission if rewritten is not None and rewritten.emission.nodes else None
     emitted = list(zip(emission.nodes, emission.ops, strict=True)) if emission is not None else [(None, "")] * len(planned)
     regions = tuple(_region_report(p, e, op) for p, (e, op) in zip(planned, emitted, strict=True))
-    ours, theirs, rest = sum(p.ours_us for p in planned), sum(p.vendor_us for p in planned), rewritten.rest_us if rewritten is not None else 1.0
+    unfused, fused = attempt.canonical.attention_us or (1.0, 1.0)
+    ours, theirs, rest = sum(p.ours_us for p in planned), sum(p.vendor_us for p in planned), rewritten.rest_us if rewritten is not None else fused
     after = rewritten.proto if rewritten is not None else attempt.canonical.proto
     if after.ir_version > loaded.proto.ir_version:
         run.notes.append(f"IR version raised from {loaded.proto.ir_version} to {after.ir_version}: local functions need it")
@@ -116,7 +119,7 @@ def result_of(attempt: Attempt, rewritten: Rewritten | None, files: Sequence[Pat
         checks=tuple(checks),
         not_verified=unverified,
         notes=tuple(run.notes),
-        expected_speedup=(rest + theirs) / (rest + ours),
+        expected_speedup=(rest + theirs + unfused - fused) / (rest + ours),
         device=attempt.device.name,
         bytes_before=total_bytes(loaded),
         bytes_after=size,

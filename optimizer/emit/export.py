@@ -11,6 +11,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from ..graph.view import Constant, Node, View, fingerprint, subgraphs
 
 FUNCTION_IR_VERSION = 8
+MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own ops
 
 
 def export_model(view: View, functions: Iterable[FunctionProto] = (), domains: Iterable[tuple[str, int]] = ()) -> ModelProto:
@@ -32,6 +33,8 @@ def export_model(view: View, functions: Iterable[FunctionProto] = (), domains: I
             if domain not in known:
                 model.opset_import.append(helper.make_opsetid(domain, version))
         model.ir_version = max(model.ir_version, FUNCTION_IR_VERSION)
+    if any(n.domain == MICROSOFT for n in view.nodes()) and all(i.domain != MICROSOFT for i in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
     _export_graph(view.graph, model.graph)
     _list_initializers(model, {t.name for t in view.graph.inputs if isinstance(t, Constant)})
     return model

@@ -6,20 +6,30 @@ output shapes and value_info are never facts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from typing import Protocol
 
 import onnx
 from onnx import AttributeProto, GraphProto
 
 from ..records import Applied, Refusal
 from .rules import activation, affine, batchnorm, cleanup, folding, layout, matmul, pad
+from .rules.base import Rule
 from .rules.context import Context, Facts
 from .view import Tensor, View
 
-FAMILIES: tuple[ModuleType, ...] = (cleanup, folding, layout, activation, pad, batchnorm, affine, matmul)
-"""The rule families in the order in which each round runs them; each has a tuple ``rules``."""
+
+class Family(Protocol):
+    """Rules that run together, in order at each node; the modules of ``rules`` are families."""
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules."""
+
+
+FAMILIES: tuple[Family, ...] = (cleanup, folding, layout, activation, pad, batchnorm, affine, matmul)
+"""The rule families in the order in which each round runs them."""
 
 MAX_ROUNDS = 16
 OLDEST_OPSET = 7
@@ -40,13 +50,14 @@ class CanonicalizeReport:
     rounds: int = 0
 
 
-def canonicalize(view: View, shapes: Facts, infer: Callable[[], Facts] | None = None) -> CanonicalizeReport:
+def canonicalize(view: View, shapes: Facts, infer: Callable[[], Facts] | None = None, families: Sequence[Family] = FAMILIES) -> CanonicalizeReport:
     """Runs the rule families over every graph of ``view``, changing it, until a round changes nothing.
 
     Args:
         view: The graph to rewrite.
         shapes: What is known of its tensors.
         infer: Says what is known of the tensors of the rewritten view; asked between rounds. Without it new tensors stay unknown.
+        families: The rule families to run.
     """
     newest = onnx.defs.onnx_opset_version()
     if not OLDEST_OPSET <= view.opset <= newest:
@@ -57,7 +68,7 @@ def canonicalize(view: View, shapes: Facts, infer: Callable[[], Facts] | None = 
     rounds = 0
     while rounds < MAX_ROUNDS:
         rounds += 1
-        new, refused = _round(view, shapes)
+        new, refused = _round(view, shapes, families)
         applied += new
         if not new:
             break
@@ -66,12 +77,12 @@ def canonicalize(view: View, shapes: Facts, infer: Callable[[], Facts] | None = 
     return CanonicalizeReport(tuple(applied), tuple(dict.fromkeys(refused)), rounds)
 
 
-def _round(view: View, shapes: Facts) -> tuple[list[Applied], list[Refusal]]:
+def _round(view: View, shapes: Facts, families: Sequence[Family]) -> tuple[list[Applied], list[Refusal]]:
     applied: list[Applied] = []
     refused: list[Refusal] = []
     dropped: list[str] = []
     pinned = _pinned(view)
-    for family in FAMILIES:
+    for family in families:
         for graph in view.graphs():
             ctx = Context(view, graph, shapes, pinned)
             for node in list(graph.nodes):

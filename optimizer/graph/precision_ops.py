@@ -22,7 +22,9 @@ _STANDARD = """
     Concat Split Slice Transpose Reshape Squeeze Unsqueeze Flatten Expand Tile Gather GatherElements GatherND ScatterElements ScatterND Pad
     DepthToSpace SpaceToDepth Dropout Trilu ReverseSequence Compress ConstantOfShape
 """
-LIGHT = frozenset(("", op) for op in _STANDARD.split()) | {(_MICROSOFT, op) for op in ("BiasGelu", "FastGelu", "Gelu", "QuickGelu", "SkipLayerNormalization")}
+LIGHT = frozenset(("", op) for op in _STANDARD.split()) | {
+    (_MICROSOFT, op) for op in ("BiasGelu", "FastGelu", "Gelu", "QuickGelu", "SkipLayerNormalization", "MultiHeadAttention")
+}
 
 # Read a tensor of any float type and make no float tensor of it: they take what is there.
 READERS = frozenset({"Shape", "Size", "Cast", "ArgMax", "ArgMin", "IsNaN"})

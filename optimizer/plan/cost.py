@@ -15,6 +15,7 @@ L2_SHARE = 0.6  # tensors up to this share of the L2 are read from it by the nex
 KERNEL_START_US = 0.35  # ramp-up and drain of one small kernel, its launch apart
 VENDOR_DEPTHWISE_US = 1.0  # of a depthwise convolution, its launch and work apart
 VENDOR_DEPTH_US = 0.003  # a step of the reduction of any other convolution
+ATTENTION_SHARE = 0.5  # of the rate of large matrix products that fused attention kernels reach
 POINTWISE_EFFICIENCY = 0.8  # of the bandwidth roof, for streaming kernels
 ELEMENT_BYTES = {"f16": 2, "tf32": 4}
 
@@ -49,6 +50,11 @@ def vendor_matmul_us(device: DeviceSpec, compute: str, shape: GemmShape, nbytes:
     """One matmul by the vendor's library as ONNX Runtime calls it."""
     roof = max(shape.flops / device.vendor_tflops[compute] * 1e-6, memory_us(device, nbytes))
     return device.launch_us + max(device.vendor_floor_us, roof / _fill(device, shape))
+
+
+def vendor_attention_us(device: DeviceSpec, compute: str, flops: float, nbytes: float) -> float:
+    """One fused attention kernel of ONNX Runtime; its bytes are those of queries, keys, values, mask and result."""
+    return device.launch_us + max(device.vendor_floor_us, flops / (ATTENTION_SHARE * device.vendor_tflops[compute]) * 1e-6, memory_us(device, nbytes))
 
 
 def vendor_conv_us(device: DeviceSpec, compute: str, shape: GemmShape, nbytes: float) -> float:

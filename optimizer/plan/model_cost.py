@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..graph.shapes import Shapes
 from ..graph.view import Constant, Node, Tensor, View
 from ..target import DeviceSpec
-from .cost import GemmShape, streaming_us, vendor_conv_us, vendor_matmul_us
+from .cost import GemmShape, streaming_us, vendor_attention_us, vendor_conv_us, vendor_matmul_us
 from .sizes import Sizes
 
 # Ops that ONNX Runtime runs without a kernel of their own: views, constants, host-side shape arithmetic.
@@ -45,7 +45,27 @@ def _node_us(device: DeviceSpec, node: Node, shapes: Shapes, sizes: Sizes) -> fl
         return vendor_matmul_us(device, "f16" if width == 2 else "tf32", _matmul(node, shapes, sizes), nbytes)
     if node.standard("Conv", "ConvTranspose") and len(node.inputs) >= 2 and isinstance(node.inputs[1], Constant):
         return vendor_conv_us(device, "f16" if width == 2 else "tf32", _conv(node, shapes, sizes), nbytes)
+    if node.domain == "com.microsoft" and node.op == "MultiHeadAttention" and len(node.inputs) >= 3:
+        return vendor_attention_us(device, "f16" if width == 2 else "tf32", _attention_flops(node, shapes, sizes), nbytes)
     return streaming_us(device, nbytes)
+
+
+def merging_pays(device: DeviceSpec, shapes: Shapes, sizes: Sizes, source: Tensor, columns: Sequence[int], depth: int) -> bool:
+    """Whether one product of ``source`` [..., depth] by all ``columns`` and a Split of its result are faster than a product for each."""
+    width, rows = (2, "f16") if shapes.dtype(source) == 10 else (4, "tf32"), math.prod(_size(source, shapes, sizes)[:-1])
+
+    def product(n: int) -> float:
+        return vendor_matmul_us(device, width[1], GemmShape(rows, n, depth), float(width[0]) * (rows * n + rows * depth + n * depth))
+
+    total = sum(columns)
+    return product(total) + streaming_us(device, 2.0 * width[0] * rows * total) < sum(map(product, columns))
+
+
+def _attention_flops(node: Node, shapes: Shapes, sizes: Sizes) -> float:
+    """Of both products, ``queries x keys x width`` multiply-adds each."""
+    batch, queries, width = sizes.of(node.inputs[0], 3)
+    keys = sizes.of(node.inputs[1], 3)[1]
+    return 4.0 * batch * queries * keys * width
 
 
 def _conv(node: Node, shapes: Shapes, sizes: Sizes) -> GemmShape:

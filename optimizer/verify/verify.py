@@ -171,7 +171,10 @@ def verify(ref: Reference, canonical: ModelProto | None, rewritten: Path, config
         return with_probes(onnx.load(str(rewritten)), ref.observed) if ref.in_memory and not ref.observed.plain else rewritten
 
     checks = []
-    cpu_error = _largest(ref, of_base(gpu=False)) if base is not None and half else ref.own_error
+    try:
+        cpu_error = _largest(ref, of_base(gpu=False)) if base is not None and half else ref.own_error
+    except Exception as cause:
+        return [Check(CANONICALIZED, 1.0, 0.0, KERNEL_FLOOR, f"it does not run ({first_line(cause)})")]
     if base is not None and not half:
         checks.append(_check(CANONICALIZED, ref, lambda: of_base(gpu=False), FLOAT_BOUND, config))
     body_bound = max(KERNEL_FLOOR, KERNEL_FACTOR * cpu_error) if half else FLOAT_BOUND

@@ -10,7 +10,7 @@ import onnx
 import onnx_graphsurgeon as gs
 import sympy
 
-from ..view import Constant, Node, Tensor, Variable, View, constant_value, consumers, is_constant, producer, replace_uses, subgraphs, unlink
+from ..view import Constant, Node, Tensor, Variable, View, constant_value, consumers, insert_before, is_constant, producer, replace_uses, subgraphs, unlink
 from .base import Refuse, require
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16)
@@ -125,9 +125,19 @@ class Context:
         """Makes every reader of ``old`` use ``new``, which has the same values."""
         replace_uses(old, new, self.graph)
 
-    def become(self, node: Node, rule_name: str, op: str, inputs: Sequence[Tensor], attrs: Mapping[str, Any] | None = None) -> None:
+    def insert(
+        self, before: Node, op: str, inputs: Sequence[Tensor], names: Sequence[str], rule_name: str, attrs: Mapping[str, Any] | None = None
+    ) -> list[Variable]:
+        """Puts a new standard ``op`` in front of ``before`` and returns its outputs, one for each of ``names``, which are made fresh."""
+        outputs = [self.view.variable(name) for name in names]
+        node = Node(op, inputs, outputs, dict(attrs or {}), self.view.fresh(f"{outputs[0].name}/{op}"), rule=rule_name)
+        insert_before(self.graph, before, [node])
+        self.members.add(node)
+        return outputs
+
+    def become(self, node: Node, rule_name: str, op: str, inputs: Sequence[Tensor], attrs: Mapping[str, Any] | None = None, domain: str = "") -> None:
         """Makes ``node`` an ``op``; its name and outputs stay, and what only it needed goes."""
-        node.op, node.domain, node.rule = op, "", rule_name
+        node.op, node.domain, node.rule = op, domain, rule_name
         node.attrs = dict(attrs or {})
         self.rewire(node, inputs)
 

@@ -23,6 +23,15 @@ def skip_layer_normalization(call: Call) -> list[Fact]:
     return [fact, Fact(), Fact(), fact]
 
 
+@rule("MultiHeadAttention", domain=_DOMAIN)
+def multi_head_attention(call: Call) -> list[Fact]:
+    """``[batch, queries, heads * size]``, the last of the values where they are given like that; keys and values of the past are not followed."""
+    query = call.need(0)
+    value = call.shape(2) if call.has(2) else None
+    known = len(query) == 3 and value is not None and len(value) == 3
+    return [Fact((*query[:2], value[2]) if known and value is not None else None, dtype=call.dtype(0))]
+
+
 @rule("BiasAdd", "QLinearAdd", "QLinearMul", domain=_DOMAIN)
 def broadcast(call: Call) -> list[Fact]:
     """Both operands broadcast; the second one of the quantized ops is input 3."""

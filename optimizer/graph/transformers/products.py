@@ -1,0 +1,95 @@
+"""Queries, keys and values from one matrix product instead of three, where that is expected to be faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..rules.base import Rule, require
+from ..rules.context import Context
+from ..rules.matmul import LARGEST_COPY
+from ..view import Constant, Node, Tensor, constant_value, is_constant, producer
+from .attention import DOMAIN
+
+NAME = "merge-products"
+
+Pays = Callable[[Tensor, tuple[int, ...], int], bool]
+"""Whether one product of a tensor [..., depth] by all columns and a Split are faster than a product for each of the ``columns``; the last argument is depth."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """``source * weight + bias``: its nodes, the last one last."""
+
+    source: Tensor
+    weight: Constant
+    bias: np.ndarray | None
+    nodes: tuple[Node, ...]
+
+    @property
+    def columns(self) -> int:
+        """Columns of the result."""
+        return int(self.weight.shape[1])
+
+
+@dataclass(frozen=True)
+class Products:
+    """The family of one rule, ``merge-products``, which ``pays`` prices."""
+
+    pays: Pays
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rule."""
+        return (Rule(NAME, (), self.merge),)
+
+    def merge(self, ctx: Context, node: Node) -> list[str] | None:
+        """Replaces the products that queries, keys and values of one tensor come from with one, and a Split."""
+        if node.op != "MultiHeadAttention" or node.domain != DOMAIN:
+            return None
+        parts = [_linear(ctx, t, node) for t in node.inputs[:3]]
+        linears = [p for p in parts if p is not None]
+        if len(linears) < 3 or any(p.source is not linears[0].source for p in linears):
+            return None
+        first = linears[0]
+        require(len({p.bias is None for p in linears}) == 1, "only some of the products have a bias")
+        require(len({(p.weight.shape[0], p.weight.dtype) for p in linears}) == 1, "the weights have different types")
+        require(sum(p.weight.nbytes for p in linears) <= LARGEST_COPY, "the weights are large")
+        columns = tuple(p.columns for p in linears)
+        require(self.pays(first.source, columns, int(first.weight.shape[0])), "one product and a Split are not expected to be faster")
+        labels = [n.label for p in linears for n in p.nodes]
+        name = first.nodes[-1].outputs[0].name
+        weight = ctx.constant(f"{first.weight.name}_merged", np.concatenate([p.weight.values for p in linears], axis=1))
+        (merged,) = ctx.insert(node, "MatMul", [first.source, weight], [f"{name}_merged"], NAME)
+        if first.bias is not None:
+            bias = ctx.constant(f"{name}_bias", np.concatenate([np.broadcast_to(p.bias, p.columns) for p in linears if p.bias is not None]))
+            (merged,) = ctx.insert(node, "Add", [merged, bias], [f"{name}_all"], NAME)
+        given = ctx.opset >= 13
+        pieces: list[Tensor] = [merged, *([ctx.constant(f"{name}_parts", np.array(columns, np.int64))] if given else [])]
+        attrs = {"axis": 2} if given else {"axis": 2, "split": list(columns)}
+        split = ctx.insert(node, "Split", pieces, [t.name for t in node.inputs[:3]], NAME, attrs)
+        ctx.rewire(node, [*split, *node.inputs[3:]])
+        return labels
+
+
+def _linear(ctx: Context, tensor: Tensor, reader: Node) -> Linear | None:
+    """The product with a constant matrix that ``tensor`` is, where ``reader`` alone reads it."""
+    node, bias = producer(tensor), None
+    if node is None or not ctx.only_reader(tensor, reader):
+        return None
+    nodes: tuple[Node, ...] = (node,)
+    if node.standard("Add"):
+        index = next((i for i in (0, 1) if is_constant(node.inputs[i])), None)
+        bias = constant_value(node.inputs[index]) if index is not None else None
+        inner = producer(node.inputs[1 - index]) if index is not None else None
+        if bias is None or bias.ndim != 1 or inner is None or not ctx.only_reader(inner.outputs[0], node):
+            return None
+        node, nodes = inner, (inner, node)
+    if not node.standard("MatMul") or ctx.rank(node.inputs[0]) != 3 or not isinstance(node.inputs[1], Constant):
+        return None
+    weight = node.inputs[1]
+    if len(weight.shape) != 2 or (bias is not None and bias.size not in (1, weight.shape[1])):
+        return None
+    return Linear(node.inputs[0], weight, bias, nodes)
