@@ -141,7 +141,19 @@ def _extent(ctx: Context, source: Tensor, shape: Sequence[Dim], sides: Sequence[
         return ctx.constant(f"{source.name}_shape", np.array([1, 1, *shape[2:]], np.int64))
     lengths: list[Tensor] = []
     for side in sides[:1] if ctx.shapes.equal(*shape[2:]) else sides:
+        side = _above(ctx, side)
         (extent,) = ctx.insert(before, "Shape", [side], [f"{side.name}_shape"], _RULE)
         lengths += ctx.insert(before, "Gather", [extent, ctx.constant(f"{side.name}_axis", np.array([1], np.int64))], [f"{side.name}_length"], _RULE)
     ones = ctx.constant(f"{source.name}_ones", np.array([1, 1], np.int64))
     return ctx.insert(before, "Concat", [ones, lengths[0], lengths[-1]], [f"{source.name}_shape"], _RULE, {"axis": 0})[0]
+
+
+def _above(ctx: Context, tensor: Tensor) -> Tensor:
+    """What a linear layer that ``tensor`` comes from reads, of the same batch and length: so the layer keeps one reader."""
+    node = producer(tensor)
+    if node is None or not node.standard("Add", "MatMul", "Split", "Slice") or not ctx.has(node):
+        return tensor
+    index = next((i for i, t in enumerate(node.inputs[:2]) if not is_constant(t)), 0)
+    source = node.inputs[index]
+    same = ctx.rank(source) == 3 == ctx.rank(tensor) and ctx.shapes.equal((ctx.shape(source) or (0, 0))[1], (ctx.shape(tensor) or (0, 0))[1])
+    return _above(ctx, source) if same and (node.op != "MatMul" or is_constant(node.inputs[1])) else tensor
