@@ -23,12 +23,16 @@ from tilewright import model_zoo
 from tilewright.optimizer.emit.export import export_model
 from tilewright.optimizer.graph.canonicalize import canonicalize
 from tilewright.optimizer.graph.shapes import infer
+from tilewright.optimizer.graph.transformers import fuse_attention, may_attend
 from tilewright.optimizer.graph.view import View
 from tilewright.optimizer.launch import const
 from tilewright.optimizer.lower.lowered import LoweredRegion
 from tilewright.optimizer.lower.render import kernel_name, render
+from tilewright.optimizer.plan.model_cost import merging_pays
 from tilewright.optimizer.plan.regions.region import Stage
+from tilewright.optimizer.plan.sizes import Sizes
 from tilewright.optimizer.records import KernelSpec
+from tilewright.optimizer.target import device
 
 FOLDER = Path(__file__).parent / "golden"
 SOURCES = "sources.txt"
@@ -84,6 +88,7 @@ MODELS: Mapping[str, tuple[Callable[[], ModelProto], bool]] = {  # and whether e
     "squeezenet1_1": (zoo("squeezenet1_1"), False),
     "unet": (zoo("unet"), False),
     "vit_b_16": (zoo("vit_b_16"), False),
+    "bert_base_fp16": (zoo("bert_base", dtype="fp16"), False),
     "any_size": (cnn, True),
     "any_length": (keyword_spotting, True),
 }
@@ -95,6 +100,9 @@ def planned(model: ModelProto, take_all: bool) -> Planned:
     """The plan of ``model`` as `optimize` makes it."""
     view = View(model)
     canonicalize(view, infer(view), lambda: infer(view))
+    if may_attend(view):
+        shapes = infer(view)
+        fuse_attention(view, shapes, lambda: infer(view), lambda *args: merging_pays(device("h200"), shapes, Sizes(shapes, {}), *args))
     return plan(export_model(view), take_all=take_all)
 
 

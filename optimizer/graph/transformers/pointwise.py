@@ -42,7 +42,7 @@ def fuse_skip_layer_norm(ctx: Context, node: Node) -> list[str] | None:
     epsilon = float(node.attrs.get("epsilon", 1e-5))
     read = total in ctx.pinned or len(consumers(total)) > 1
     if read:  # the op makes the sum too
-        add.outputs[0] = ctx.view.variable(f"{total.name}_unused")
+        add.outputs[0] = node.inputs[0] = ctx.view.variable(f"{total.name}_unused")
         node.outputs = [node.outputs[0], missing(), missing(), total]
     ctx.become(node, "fuse-skip-layer-norm", "SkipLayerNormalization", inputs, {"epsilon": epsilon}, DOMAIN)
     return labels
