@@ -1,7 +1,7 @@
 """One runtime, one mode, for tools/test_runtimes: needs nothing but numpy and the onnxruntime of its environment.
 
 `python runtime_check.py absent|registered|kernels MODEL BUILD_FOLDER`; the model is a chain of four regions whose bodies double and whose kernels
-add 1, 2, 4 and 8.
+add 1, 2, 4 and 8. `python runtime_check.py attention FOLDER`: models whose attention was fused, each beside its inputs and its answer.
 """
 
 import ctypes
@@ -46,5 +46,20 @@ def main(mode: str, model: str, folder: str) -> None:
     print(onnxruntime.__version__, "kernels" if mode == "kernels" else f"bodies: {status['reason']}")
 
 
+def attention(folder: str) -> None:
+    models = sorted(name for name in os.listdir(folder) if name.endswith(".onnx"))
+    for name in models:
+        feeds = dict(np.load(os.path.join(folder, f"{name[:-5]}.npz")))
+        answer = feeds.pop("answer").astype(np.float64)
+        for level in LEVELS:
+            options = onnxruntime.SessionOptions()
+            options.log_severity_level = 4
+            options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+            session = onnxruntime.InferenceSession(os.path.join(folder, name), options, providers=["CPUExecutionProvider"])
+            error = np.linalg.norm(session.run(None, feeds)[0] - answer) / np.linalg.norm(answer)
+            assert error <= 1e-2, f"{name} at {level}: {error:.1e}"
+    print(onnxruntime.__version__, f"{len(models)} models")
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    attention(sys.argv[2]) if sys.argv[1] == "attention" else main(*sys.argv[1:])

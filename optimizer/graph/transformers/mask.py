@@ -118,11 +118,15 @@ def as_bias(ctx: Context, mask: Mask, scores: Tensor, sides: Sequence[Tensor], b
     dims = ctx.shape(source)
     known = dims is not None and all(d == 1 or ctx.shapes.equal(d, s) for d, s in zip(dims[::-1], shape[::-1], strict=False))
     require(known, "the shape of its mask is not known")
-    key = (source, mask.keep, mask.fill, shape[2:])
+    dims = (1,) * (4 - len(dims or ())) + (dims or ())
+    # NOTE: the kernels of ONNX Runtime 1.20 and 1.21 read a mask that differs by batch but not by head at the wrong place, so it is given for every head.
+    heads = shape[1] if dims[0] != 1 else dims[1]
+    key = (source, mask.keep, mask.fill, heads, shape[2:])
     if key not in ctx.memo:
         bias = source if mask.condition is None else _fill(ctx, mask, before)
-        if dims is None or len(dims) < 4 or any(d == 1 != s for d, s in zip(dims[2:], shape[2:], strict=True)):
-            (bias,) = ctx.insert(before, "Expand", [bias, _extent(ctx, source, shape, sides, before)], [f"{source.name}_wide"], _RULE)
+        wanted = (dims[0], heads, *shape[2:])
+        if ctx.rank(source) != 4 or any((d == 1) != (w == 1) for d, w in zip(dims, wanted, strict=True)):
+            (bias,) = ctx.insert(before, "Expand", [bias, _extent(ctx, source, wanted, sides, before)], [f"{source.name}_wide"], _RULE)
         ctx.memo[key] = bias
     found: Tensor = ctx.memo[key]
     return found
@@ -136,16 +140,16 @@ def _fill(ctx: Context, mask: Mask, before: Node) -> Tensor:
 
 
 def _extent(ctx: Context, source: Tensor, shape: Sequence[Dim], sides: Sequence[Tensor], before: Node) -> Tensor:
-    """The shape [1, 1, queries, keys] as a tensor."""
+    """The shape [1, heads or 1, queries, keys] as a tensor."""
     if isinstance(shape[2], int) and isinstance(shape[3], int):
-        return ctx.constant(f"{source.name}_shape", np.array([1, 1, *shape[2:]], np.int64))
+        return ctx.constant(f"{source.name}_shape", np.array([1, *shape[1:]], np.int64))
     lengths: list[Tensor] = []
     for side in sides[:1] if ctx.shapes.equal(*shape[2:]) else sides:
         side = _above(ctx, side)
         (extent,) = ctx.insert(before, "Shape", [side], [f"{side.name}_shape"], _RULE)
         lengths += ctx.insert(before, "Gather", [extent, ctx.constant(f"{side.name}_axis", np.array([1], np.int64))], [f"{side.name}_length"], _RULE)
-    ones = ctx.constant(f"{source.name}_ones", np.array([1, 1], np.int64))
-    return ctx.insert(before, "Concat", [ones, lengths[0], lengths[-1]], [f"{source.name}_shape"], _RULE, {"axis": 0})[0]
+    front = ctx.constant(f"{source.name}_heads", np.array([1, shape[1]], np.int64))
+    return ctx.insert(before, "Concat", [front, lengths[0], lengths[-1]], [f"{source.name}_shape"], _RULE, {"axis": 0})[0]
 
 
 def _above(ctx: Context, tensor: Tensor) -> Tensor:
