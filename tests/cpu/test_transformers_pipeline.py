@@ -16,9 +16,10 @@ from onnx import FunctionProto, ModelProto, TensorProto, helper
 
 from attention_models import WIDTH, attention, encoder
 from corpus import CASES
-from end_to_end import DOMAIN, ONE_NODE_A_REGION, Optimized, all_nodes, assert_right, config, optimized
+from end_to_end import DOMAIN, ONE_NODE_A_REGION, Optimized, all_nodes, answers, assert_right, assert_same, config, optimized
 from oplib import REPOSITORY
 from real_models import MODELS
+from sentences import directions, sentence_encoder, tokens
 from tilewright import model_zoo
 from tilewright.optimizer.cli import main
 from tilewright.optimizer.config import PASSES
@@ -257,3 +258,28 @@ def test_reactions(tmp_path: Path) -> None:
     assert ops(done)["MultiHeadAttention"] == 15 and ops(done)["Softmax"] == 1 and ops(done)["SkipLayerNormalization"] == 30
     for inputs in MODELS["reaction"].feeds():
         assert_right(done, inputs, bound=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("passes", [FUSED_ONLY, PASSES], ids=["fused", "whole"])
+def test_sentences(passes: tuple[str, ...], tmp_path: Path) -> None:
+    """A published encoder of sentences of any number and length finds which of four mean the same."""
+    words = ("A man is playing a guitar.", "Someone plays a guitar on stage.", "The stock market fell sharply today.", "Shares dropped on Wall Street.")
+    given = tokens(list(words))
+    done = optimized(sentence_encoder(), tmp_path, passes=passes, require_verify=True)
+    assert ops(done)["MultiHeadAttention"] == 6 and not ops(done)["Softmax"]
+    assert bool(done.regions) == (passes == PASSES)
+    assert_right(done, given, bound=3e-5)
+    assert_right(done, {k: v[:1, :6] for k, v in given.items()}, bound=3e-5)
+    found = directions(next(iter(answers(done.path, given, library=True).values())), given["attention_mask"])
+    likeness = found @ found.T
+    assert likeness[0, 1] > 0.6 and likeness[2, 3] > 0.5 and np.abs(likeness[:2, 2:]).max() < 0.2
+
+
+def test_weights_in_a_file_beside_it(tmp_path: Path) -> None:
+    """Products are merged where the weights are external too; the written ones are whole."""
+    (tmp_path / "in").mkdir()
+    onnx.save(encoder(1), tmp_path / "in" / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=100)
+    result = optimize(tmp_path / "in" / "m.onnx", config(passes=FUSED_ONLY, require_verify=True), tmp_path / "out.onnx")
+    assert [f.name for f in result.files] == ["out.onnx", "out.onnx.data"] and result.ops_after["Split"] == 1
+    assert_same(answers(tmp_path / "in" / "m.onnx", feeds()), answers(tmp_path / "out.onnx", feeds()), bound=2e-6)
