@@ -20,8 +20,9 @@ from tilewright.optimizer.plan.regions.price import Pricing
 from tilewright.optimizer.plan.sizes import Sizes
 from tilewright.optimizer.target import device
 
-# Their matrix products were no regions yet when they were measured: what ran is not what is priced.
-OTHER_NODES = ("convnext_tiny", "vgg16", "vit_b_16", "bert_base", "gpt2_small")
+# The attention of the last three was no op of its own yet when they were measured: what ran is not what is priced. ConvNeXt-T is expected at 0.59 of
+# what it took: the nodes between its products (transposes, layer norms in single ops) cost more than their bytes.
+OTHER_NODES = ("convnext_tiny", "vit_b_16", "bert_base", "gpt2_small")
 PRECISIONS = ("fp16", "fp32")
 
 
@@ -51,9 +52,9 @@ def _pair(name: str, precision: str, times: dict[str, float]) -> Pair:
 @cache
 def pairs(precision: str) -> list[Pair]:
     """Every network that was measured with regions at batch 1."""
-    data = json.loads((REPOSITORY / "benchmarks" / "results" / f"gpu_check_{precision}.json").read_text())
-    assert data["machine"]["devices"][0]["name"] == device("h200").name
-    rows = [r for r in data["rows"] if r["batch"] == 1 and r.get("custom_nodes") and r["model"] not in OTHER_NODES]
+    files = [json.loads(path.read_text()) for path in sorted((REPOSITORY / "benchmarks" / "results").glob(f"gpu_check_{precision}*.json"))]
+    assert all(data["machine"]["devices"][0]["name"] == device("h200").name for data in files)
+    rows = [r for data in files for r in data["rows"] if r["batch"] == 1 and r.get("custom_nodes") and r["model"] not in OTHER_NODES]
     return [_pair(r["model"], precision, r["times_us"]) for r in rows]
 
 
