@@ -183,6 +183,24 @@ def test_one_bias_missing() -> None:
     fused.assert_right(2e-6)
 
 
+def test_weights_that_layers_share() -> None:
+    """They stay shared: one merged weight and one merged bias for all layers."""
+    before = encoder(3)
+    layers = [[t.name for t in before.graph.initializer if t.name.startswith(f"layer{i}/")] for i in range(3)]
+    shared = {own: first for names in layers[1:] for own, first in zip(names, layers[0], strict=True)}
+    for n in before.graph.node:
+        n.input[:] = [shared.get(name, name) for name in n.input]
+    used = {name for n in before.graph.node for name in n.input}
+    kept = [t for t in before.graph.initializer if t.name in used]
+    del before.graph.initializer[:]
+    before.graph.initializer.extend(kept)
+    fused = Fused(before)
+    assert fused.applied["merge-products"] == 3
+    assert len({n.input[1] for n in fused.after.graph.node if n.op_type == "MatMul"}) == 4 < fused.ops["MatMul"]
+    assert fused.after.ByteSize() < before.ByteSize()
+    fused.assert_right(2e-6)
+
+
 # ---- residual sums, layer norms, GELUs
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ class Linear:
 
     source: Tensor
     weight: Constant
-    bias: np.ndarray | None
+    bias: Tensor | None
     nodes: tuple[Node, ...]
 
     @property
@@ -61,17 +61,26 @@ class Products:
         require(self.pays(first.source, columns, int(first.weight.shape[0])), "one product and a Split are not expected to be faster")
         labels = [n.label for p in linears for n in p.nodes]
         name = first.nodes[-1].outputs[0].name
-        weight = ctx.constant(f"{first.weight.name}_merged", np.concatenate([p.weight.values for p in linears], axis=1))
+        weight = _joined(ctx, f"{first.weight.name}_merged", [p.weight for p in linears], [p.weight.values for p in linears])
         (merged,) = ctx.insert(node, "MatMul", [first.source, weight], [f"{name}_merged"], NAME)
-        if first.bias is not None:
-            bias = ctx.constant(f"{name}_bias", np.concatenate([np.broadcast_to(p.bias, p.columns) for p in linears if p.bias is not None]))
-            (merged,) = ctx.insert(node, "Add", [merged, bias], [f"{name}_all"], NAME)
+        biases = [p.bias for p in linears if p.bias is not None]
+        if biases:
+            values = [np.broadcast_to(np.asarray(constant_value(b)), p.columns) for b, p in zip(biases, linears, strict=True)]
+            (merged,) = ctx.insert(node, "Add", [merged, _joined(ctx, f"{name}_bias", biases, values)], [f"{name}_all"], NAME)
         given = ctx.opset >= 13
         pieces: list[Tensor] = [merged, *([ctx.constant(f"{name}_parts", np.array(columns, np.int64))] if given else [])]
         attrs = {"axis": 2} if given else {"axis": 2, "split": list(columns)}
         split = ctx.insert(node, "Split", pieces, [t.name for t in node.inputs[:3]], NAME, attrs)
         ctx.rewire(node, [*split, *node.inputs[3:]])
         return labels
+
+
+def _joined(ctx: Context, name: str, tensors: Sequence[Tensor], values: Sequence[np.ndarray]) -> Constant:
+    """``values`` of the constants ``tensors`` side by side: one constant for all layers that share them."""
+    if tuple(tensors) not in ctx.memo:
+        ctx.memo[tuple(tensors)] = ctx.constant(name, np.concatenate(values, axis=-1))
+    made: Constant = ctx.memo[tuple(tensors)]
+    return made
 
 
 def _linear(ctx: Context, tensor: Tensor, reader: Node) -> Linear | None:
@@ -82,14 +91,14 @@ def _linear(ctx: Context, tensor: Tensor, reader: Node) -> Linear | None:
     nodes: tuple[Node, ...] = (node,)
     if node.standard("Add"):
         index = next((i for i in (0, 1) if is_constant(node.inputs[i])), None)
-        bias = constant_value(node.inputs[index]) if index is not None else None
+        bias = node.inputs[index] if index is not None else None
         inner = producer(node.inputs[1 - index]) if index is not None else None
-        if bias is None or bias.ndim != 1 or inner is None or not ctx.only_reader(inner.outputs[0], node):
+        if bias is None or ctx.rank(bias) != 1 or inner is None or not ctx.only_reader(inner.outputs[0], node):
             return None
         node, nodes = inner, (inner, node)
     if not node.standard("MatMul") or ctx.rank(node.inputs[0]) != 3 or not isinstance(node.inputs[1], Constant):
         return None
     weight = node.inputs[1]
-    if len(weight.shape) != 2 or (bias is not None and bias.size not in (1, weight.shape[1])):
+    if len(weight.shape) != 2 or (bias is not None and ctx.shape(bias) not in ((1,), (weight.shape[1],))):
         return None
     return Linear(node.inputs[0], weight, bias, nodes)
