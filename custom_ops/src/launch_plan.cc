@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "check.h"
+#include "words.h"
 
 namespace tilewright {
 namespace {
@@ -49,14 +50,7 @@ class PlanParser {
  private:
   void NextLine() {
     ++line_;
-    std::string_view line = rest_.substr(0, rest_.find('\n'));
-    rest_.remove_prefix(std::min(rest_.size(), line.size() + 1));
-    words_.clear();
-    for (size_t begin = 0; begin <= line.size();) {
-      size_t end = std::min(line.find(' ', begin), line.size());
-      words_.push_back(line.substr(begin, end - begin));
-      begin = end + 1;
-    }
+    TakeLine(&rest_, &words_);
   }
 
   void Statement() {

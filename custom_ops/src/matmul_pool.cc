@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "check.h"
+#include "words.h"
 
 namespace tilewright {
 namespace {
@@ -43,14 +44,7 @@ class PoolParser {
   // Reads a line that begins with `name` and has `values` more words.
   void NextLine(std::string_view name, size_t values) {
     ++line_;
-    std::string_view line = rest_.substr(0, rest_.find('\n'));
-    rest_.remove_prefix(std::min(rest_.size(), line.size() + 1));
-    words_.clear();
-    for (size_t begin = 0; begin <= line.size();) {
-      size_t end = std::min(line.find(' ', begin), line.size());
-      words_.push_back(line.substr(begin, end - begin));
-      begin = end + 1;
-    }
+    TakeLine(&rest_, &words_);
     if (words_[0] != name) throw Error(Text("'", name, "' expected, not '", words_[0].substr(0, 40), "'"));
     if (words_.size() != values + 1) throw Error(Text("'", name, "' takes ", values, " values, not ", words_.size() - 1));
     word_ = 1;

@@ -24,7 +24,7 @@ from .nodes import DOMAIN, Emission, EmittedNode, free_names, kind_of
 def join_chains(view: View, shapes: Shapes, emission: Emission, op_suffix: str) -> Emission:
     """Joins the custom nodes that ``emission`` put into ``view``; its nodes stay as they are for verification, its functions are those that are left."""
     emitted = {e.node: e for e in emission.nodes}
-    joined: list[tuple[list[Node], Node, FunctionProto]] = []
+    joined: list[tuple[list[Node], Node, FunctionProto, bytes]] = []
     all_names = free_names(view, op_suffix)
     bodies: dict[str, set[bytes]] = {kind: set() for kind in all_names}
     own = Counter(kind_of(e.lowered) for e in {e.op: e for e in emission.nodes}.values())
@@ -37,13 +37,12 @@ def join_chains(view: View, shapes: Shapes, emission: Emission, op_suffix: str) 
         if len(joined) > before:
             toposort(graph)
     ops = {e.node: e.op for e in emission.nodes}
-    alone = set(ops) - {n for chain, _, _ in joined for n in chain}
+    alone = set(ops) - {n for chain, *_ in joined for n in chain}
     left = {ops[n] for n in alone}
     functions = {f.name: f for f in emission.functions if f.name in left}
     names: dict[bytes, str] = {}
     free = {kind: iter([n for n in known if n not in functions]) for kind, known in all_names.items()}
-    for chain, node, body in joined:
-        key = body.SerializeToString(deterministic=True)
+    for chain, node, body, key in joined:
         if key not in names:
             names[key] = body.name = next(free[kind_of(emitted[chain[0]].lowered)])
             functions[body.name] = body
@@ -72,8 +71,8 @@ def _chains(graph: gs.Graph, emitted: Mapping[Node, EmittedNode]) -> Iterator[li
         yield sorted(group, key=order.__getitem__)
 
 
-def _join(view: View, graph: gs.Graph, chain: Sequence[EmittedNode], shapes: Shapes, bodies: set[bytes], room: int) -> tuple[Node, FunctionProto] | None:
-    """The node that does what ``chain`` does, in its place in ``graph``, and its body, which joins ``bodies``.
+def _join(view: View, graph: gs.Graph, chain: Sequence[EmittedNode], shapes: Shapes, bodies: set[bytes], room: int) -> tuple[Node, FunctionProto, bytes] | None:
+    """The node that does what ``chain`` does, in its place in ``graph``, its body, and the bytes of that, which join ``bodies``.
 
     None where the merged plan is beyond the plans' limits, or the body would be one more than the ``room`` op names.
     """
@@ -92,15 +91,16 @@ def _join(view: View, graph: gs.Graph, chain: Sequence[EmittedNode], shapes: Sha
         plans[f"plan_{suffix}"] = plan.to_text()
     images = {k: v for n in nodes for k, v in n.attrs.items() if k.startswith("image_")}
     body = _body(chain, inputs, outputs)
-    if len(bodies | {body.SerializeToString(deterministic=True)}) > room:
+    key = body.SerializeToString(deterministic=True)
+    if key not in bodies and len(bodies) >= room:
         return None
-    bodies.add(body.SerializeToString(deterministic=True))
+    bodies.add(key)
     node = Node(nodes[0].op, inputs, (), {**plans, **images}, view.fresh(f"{nodes[0].name}_to_{nodes[-1].name}"), DOMAIN, rule="chain")
     insert_before(graph, nodes[-1], [node])
     for old in nodes:
         remove_node(graph, old)
     node.outputs = outputs
-    return node, body
+    return node, body, key
 
 
 def _known(tensor: Tensor, shapes: Shapes) -> tuple[int | None, ...]:

@@ -8,10 +8,9 @@ import onnx_graphsurgeon as gs
 from google.protobuf.message import Message
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from ..graph.view import Constant, Node, View, fingerprint, subgraphs
+from ..graph.view import MICROSOFT, Constant, Node, View, fingerprint, subgraphs
 
 FUNCTION_IR_VERSION = 8
-MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own ops
 
 
 def export_model(view: View, functions: Iterable[FunctionProto] = (), domains: Iterable[tuple[str, int]] = ()) -> ModelProto:

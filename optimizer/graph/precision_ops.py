@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 from .shape_rules.signatures import schema
-
-_MICROSOFT = "com.microsoft"
+from .view import MICROSOFT
 
 # Where the time goes: conversion starts from these, and what lies between or around them follows.
-HEAVY = frozenset({("", "Conv"), ("", "ConvTranspose"), ("", "Gemm"), ("", "MatMul"), ("", "Einsum"), (_MICROSOFT, "FusedMatMul")})
+HEAVY = frozenset({("", "Conv"), ("", "ConvTranspose"), ("", "Gemm"), ("", "MatMul"), ("", "Einsum"), (MICROSOFT, "FusedMatMul")})
 
 # NOTE: left out because a result may leave the range where the operands do not: Exp, Pow, ReduceSum, ReduceL1, ReduceL2, ReduceSumSquare, ReduceProd,
 # ReduceLogSumExp, CumSum; because small errors of the operand matter: Sin, Cos, Mod; because there is no kernel: LpPool, GridSample, RoiAlign, Mean.
@@ -23,7 +22,7 @@ _STANDARD = """
     DepthToSpace SpaceToDepth Dropout Trilu ReverseSequence Compress ConstantOfShape
 """
 LIGHT = frozenset(("", op) for op in _STANDARD.split()) | {
-    (_MICROSOFT, op) for op in ("BiasGelu", "FastGelu", "Gelu", "QuickGelu", "SkipLayerNormalization", "MultiHeadAttention")
+    (MICROSOFT, op) for op in ("BiasGelu", "FastGelu", "Gelu", "QuickGelu", "SkipLayerNormalization", "MultiHeadAttention")
 }
 
 # Read a tensor of any float type and make no float tensor of it: they take what is there.

@@ -24,6 +24,8 @@ from ..errors import ModelError
 
 Tensor: TypeAlias = "Variable | Constant"
 
+MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own ops
+
 _SCALAR_ATTRIBUTES = {AttributeProto.FLOAT: "f", AttributeProto.INT: "i"}
 _LIST_ATTRIBUTES = {AttributeProto.FLOATS: "floats", AttributeProto.INTS: "ints"}
 

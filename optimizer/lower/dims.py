@@ -8,8 +8,6 @@ from ..launch import Expr, ceildiv, const, dim, expr, function, maximum
 from ..plan.regions.region import Stage, Window
 from .lowered import NHWC
 
-POOLS = ("max_pool", "average_pool")
-
 
 @dataclass(frozen=True)
 class Extent:
@@ -83,7 +81,7 @@ def stage_extent(stage: Stage, source: Extent) -> Extent:
         return Extent(source.n, const(1), const(1))
     if stage.window is None:
         return source
-    height, width = (window_output(stage.window, axis, size, stage.kind in POOLS) for axis, size in enumerate((source.h, source.w)))
+    height, width = (window_output(stage.window, axis, size, stage.kind != "conv") for axis, size in enumerate((source.h, source.w)))
     return Extent(source.n, height, width)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..graph.view import Tensor
 from ..launch import Arg, Expr, ExprLike, Launch, LaunchPlan, Output, align, arg_in, arg_out, arg_scratch, const, dim, expr
+from ..plan.cost import ELEMENT_BYTES
 from ..plan.regions.region import MAX_CONCAT_SOURCES, VECTOR_WIDTH, EpilogueOp, Region, Stage, padded
 from ..plan.regions.tiles import Tile, copy_elements
 from ..records import KernelSpec
@@ -20,7 +21,6 @@ from .render import kernel_name
 from .rounding import balance
 
 THREADS = 256
-ELEMENT_BYTES = {"f16": 2, "tf32": 4}
 TENSOR_DTYPE = {"f16": "f16", "tf32": "f32"}
 
 TileLadder = Sequence[tuple[int | None, Tile]]

@@ -18,12 +18,6 @@ MIN_DEPTH = 128  # shorter rows have too few weights next to a boundary
 _BLOCK = 1 << 20  # elements that are worked on at a time
 
 
-def round_tf32(values: np.ndarray) -> np.ndarray:
-    """float32 ``values`` to the nearest TF32 value, halves away from zero, as ``cvt.rna.tf32.f32`` does."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((bits + np.uint32(_BOUNDARY)) & np.uint32(0x100000000 - _INTERVAL)).view(np.float32)
-
-
 def balance(rows: np.ndarray) -> np.ndarray:
     """float32 weights [rows, depth] next to ``rows`` whose TF32 rounding errors nearly cancel in every row.
 
@@ -43,15 +37,14 @@ def _balance(rows: np.ndarray) -> None:
     low = (bits & np.uint32(_INTERVAL - 1)).astype(np.int32)
     up = low >= _BOUNDARY
     exponent = (bits >> np.uint32(23) & np.uint32(0xFF)).astype(np.int32)
-    usable = (exponent > 0) & (exponent < 0xFF)
+    usable = (exponent > 0) & (exponent < 0xFF).all(axis=1, keepdims=True)
     unit = np.copysign(np.ldexp(1.0, exponent - 150), rows)  # one last bit of the weight, with its sign
     errors = np.where(usable, np.where(up, _INTERVAL - low, -low) * unit, 0.0)
     totals = errors.sum(axis=1)
     distance = np.where(up, low - (_BOUNDARY - 1), _BOUNDARY - low)
     change = np.where(up, -_INTERVAL, _INTERVAL) * unit  # of the row's error, where the weight goes to the other side
     helps = usable & (distance <= REACH) & (change * totals[:, None] < 0)
-    whole = np.isfinite(rows).all(axis=1)
-    for row in np.flatnonzero(helps.any(axis=1) & whole):
+    for row in np.flatnonzero(helps.any(axis=1)):
         candidates = np.flatnonzero(helps[row])
         candidates = candidates[np.argsort(distance[row, candidates], kind="stable")]
         moved, total = [], totals[row]

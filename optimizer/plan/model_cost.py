@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from onnx import TensorProto
+
 from ..graph.shapes import Shapes
-from ..graph.view import Constant, Node, Tensor, View
+from ..graph.view import MICROSOFT, Constant, Node, Tensor, View
 from ..target import DeviceSpec
-from .cost import GemmShape, streaming_us, vendor_attention_us, vendor_conv_us, vendor_matmul_us
+from .cost import ELEMENT_BYTES, GemmShape, streaming_us, vendor_attention_us, vendor_conv_us, vendor_matmul_us
 from .sizes import Sizes
 
 # Ops that ONNX Runtime runs without a kernel of their own: views, constants, host-side shape arithmetic.
@@ -39,26 +41,31 @@ def nodes_us(device: DeviceSpec, view: View, shapes: Shapes, sizes: Sizes, taken
 
 def _node_us(device: DeviceSpec, node: Node, shapes: Shapes, sizes: Sizes) -> float:
     elements = [math.prod(sizes.of(t, shapes.rank(t) or 1)) for t in (*node.inputs, *node.outputs) if t.name]
-    width = 2 if any(shapes.dtype(t) == 10 for t in node.inputs) else 4
-    nbytes = float(width * sum(elements))
+    compute = _compute(node.inputs, shapes)
+    nbytes = float(ELEMENT_BYTES[compute] * sum(elements))
     if node.standard(*MATMULS) and len(node.inputs) >= 2:
-        return vendor_matmul_us(device, "f16" if width == 2 else "tf32", _matmul(node, shapes, sizes), nbytes)
+        return vendor_matmul_us(device, compute, _matmul(node, shapes, sizes), nbytes)
     if node.standard("Conv", "ConvTranspose") and len(node.inputs) >= 2 and isinstance(node.inputs[1], Constant):
-        return vendor_conv_us(device, "f16" if width == 2 else "tf32", _conv(node, shapes, sizes), nbytes)
-    if node.domain == "com.microsoft" and node.op == "MultiHeadAttention" and len(node.inputs) >= 3:
-        return vendor_attention_us(device, "f16" if width == 2 else "tf32", _attention_flops(node, shapes, sizes), nbytes)
+        return vendor_conv_us(device, compute, _conv(node, shapes, sizes), nbytes)
+    if node.domain == MICROSOFT and node.op == "MultiHeadAttention" and len(node.inputs) >= 3:
+        return vendor_attention_us(device, compute, _attention_flops(node, shapes, sizes), nbytes)
     return streaming_us(device, nbytes)
 
 
 def merging_pays(device: DeviceSpec, shapes: Shapes, sizes: Sizes, source: Tensor, columns: Sequence[int], depth: int) -> bool:
     """Whether one product of ``source`` [..., depth] by all ``columns`` and a Split of its result are faster than a product for each."""
-    width, rows = (2, "f16") if shapes.dtype(source) == 10 else (4, "tf32"), math.prod(_size(source, shapes, sizes)[:-1])
+    compute, rows = _compute((source,), shapes), math.prod(_size(source, shapes, sizes)[:-1])
+    width = float(ELEMENT_BYTES[compute])
 
     def product(n: int) -> float:
-        return vendor_matmul_us(device, width[1], GemmShape(rows, n, depth), float(width[0]) * (rows * n + rows * depth + n * depth))
+        return vendor_matmul_us(device, compute, GemmShape(rows, n, depth), width * (rows * n + rows * depth + n * depth))
 
     total = sum(columns)
-    return product(total) + streaming_us(device, 2.0 * width[0] * rows * total) < sum(map(product, columns))
+    return product(total) + streaming_us(device, 2.0 * width * rows * total) < sum(map(product, columns))
+
+
+def _compute(inputs: Sequence[Tensor], shapes: Shapes) -> str:
+    return "f16" if any(shapes.dtype(t) == TensorProto.FLOAT16 for t in inputs) else "tf32"
 
 
 def _attention_flops(node: Node, shapes: Shapes, sizes: Sizes) -> float:

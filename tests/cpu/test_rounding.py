@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilewright.optimizer.lower.rounding import REACH, balance, round_tf32
+from tilewright.optimizer.lower.rounding import REACH, balance
+
+
+def round_tf32(values: np.ndarray) -> np.ndarray:
+    """float32 ``values`` to the nearest TF32 value, halves away from zero, as ``cvt.rna.tf32.f32`` does."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 def errors(weights: np.ndarray, rows: np.ndarray) -> np.ndarray:

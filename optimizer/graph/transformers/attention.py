@@ -13,11 +13,10 @@ from onnx import TensorProto
 from ..rules.base import require, rule
 from ..rules.context import Context, missing
 from ..symbols import Dim
-from ..view import Node, Tensor, constant_bytes, constant_value, consumers, is_constant, producer
+from ..view import MICROSOFT, Node, Tensor, Variable, constant_bytes, constant_value, consumers, is_constant, producer
 from .axes import Axes, Factor, back, forward, whole
 from .mask import NO_MASK, Mask, added, as_bias, filled
 
-DOMAIN = "com.microsoft"
 NAME = "fuse-attention"
 _LARGEST_HEAD = 256  # elements of a head beyond which ONNX Runtime has no fused kernel
 
@@ -72,7 +71,7 @@ def fuse_attention(ctx: Context, node: Node) -> list[str] | None:
     inputs = [_part(ctx, place, last) for place in places]
     labels = [n.label for n in [*inner, mixing, *joined]]
     optional = [] if bias is None else [missing(), missing(), bias]
-    ctx.become(last, NAME, "MultiHeadAttention", [*inputs, *optional], _attributes(ctx, scores, heads, size, scale), DOMAIN)
+    ctx.become(last, NAME, "MultiHeadAttention", [*inputs, *optional], _attributes(ctx, scores, heads, size, scale), MICROSOFT)
     return labels
 
 
@@ -202,12 +201,18 @@ def _part(ctx: Context, place: Heads, before: Node) -> Tensor:
     if key not in ctx.memo:
         shape = ctx.shape(place.source)
         assert shape is not None and isinstance(shape[2], int)
-        sizes, names = [shape[2] // place.parts] * place.parts, [f"{place.source.name}_part"] * place.parts
-        given = ctx.opset >= 13
-        inputs = [place.source, *([ctx.constant(f"{place.source.name}_parts", np.array(sizes, np.int64))] if given else [])]
-        ctx.memo[key] = ctx.insert(before, "Split", inputs, names, NAME, {"axis": 2} if given else {"axis": 2, "split": sizes})
+        sizes, name = [shape[2] // place.parts] * place.parts, place.source.name
+        ctx.memo[key] = split(ctx, before, place.source, sizes, name, [f"{name}_part"] * place.parts, NAME)
     found: Tensor = ctx.memo[key][place.index]
     return found
+
+
+def split(ctx: Context, before: Node, source: Tensor, sizes: Sequence[int], name: str, names: Sequence[str], rule_name: str) -> list[Variable]:
+    """The parts of ``source`` [batch, sequence, width] of so many columns each, called ``names``; ``name`` begins that of their sizes."""
+    if ctx.opset < 13:
+        return ctx.insert(before, "Split", [source], names, rule_name, {"axis": 2, "split": list(sizes)})
+    parts = ctx.constant(f"{name}_parts", np.array(sizes, np.int64))
+    return ctx.insert(before, "Split", [source, parts], names, rule_name, {"axis": 2})
 
 
 def _joined(ctx: Context, mixing: Node) -> list[Node]:

@@ -40,16 +40,12 @@ def back(ctx: Context, node: Node, axes: Axes) -> Axes | None:
     shape = ctx.shape(node.inputs[0]) if node.inputs else None
     if shape is None or not ctx.builtin(node) or not ctx.has(node):
         return None
-    if node.standard("Reshape", "Flatten", "Squeeze", "Unsqueeze"):
-        return regroup(ctx, axes, shape)
-    if node.standard("Identity"):
-        return axes
     if node.standard("Transpose"):
         order = _order(node, len(shape))
         return tuple(axes[order.index(i)] for i in range(len(shape)))
     if node.standard("Slice"):
         return _sliced(ctx, node, axes, shape)
-    return _gathered(ctx, node, axes, shape) if node.standard("Gather") else None
+    return _gathered(ctx, node, axes, shape) if node.standard("Gather") else _in_order(ctx, node, axes, shape)
 
 
 def forward(ctx: Context, node: Node, axes: Axes) -> Axes | None:
@@ -57,11 +53,7 @@ def forward(ctx: Context, node: Node, axes: Axes) -> Axes | None:
     shape = ctx.shape(node.outputs[0])
     if shape is None or not ctx.builtin(node) or not ctx.has(node):
         return None
-    if node.standard("Reshape", "Flatten", "Squeeze", "Unsqueeze"):
-        return regroup(ctx, axes, shape)
-    if node.standard("Identity"):
-        return axes
-    return tuple(axes[i] for i in _order(node, len(shape))) if node.standard("Transpose") else None
+    return tuple(axes[i] for i in _order(node, len(shape))) if node.standard("Transpose") else _in_order(ctx, node, axes, shape)
 
 
 def origin(ctx: Context, tensor: Tensor, axes: Axes, op: str) -> tuple[Tensor, Axes] | None:
@@ -74,6 +66,13 @@ def origin(ctx: Context, tensor: Tensor, axes: Axes, op: str) -> tuple[Tensor, A
         tensor, axes = node.inputs[0], moved
         node = producer(tensor)
     return None if node is None else (tensor, axes)
+
+
+def _in_order(ctx: Context, node: Node, axes: Axes, shape: Sequence[Dim]) -> Axes | None:
+    """The axes on the other side of ``node``, where it leaves the elements in their order."""
+    if node.standard("Reshape", "Flatten", "Squeeze", "Unsqueeze"):
+        return regroup(ctx, axes, shape)
+    return axes if node.standard("Identity") else None
 
 
 def _order(node: Node, rank: int) -> list[int]:

@@ -7,8 +7,7 @@ from onnx import TensorProto
 from ..activations import match_activation
 from ..rules.base import require, rule
 from ..rules.context import Context, missing, optional
-from ..view import Node, Tensor, consumers, is_constant, producer
-from .attention import DOMAIN
+from ..view import MICROSOFT, Node, Tensor, consumers, is_constant, producer
 
 _TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _GELUS = {"gelu": "Gelu", "gelu_tanh": "FastGelu"}
@@ -44,7 +43,7 @@ def fuse_skip_layer_norm(ctx: Context, node: Node) -> list[str] | None:
     if read:  # the op makes the sum too
         add.outputs[0] = node.inputs[0] = ctx.view.variable(f"{total.name}_unused")
         node.outputs = [node.outputs[0], missing(), missing(), total]
-    ctx.become(node, "fuse-skip-layer-norm", "SkipLayerNormalization", inputs, {"epsilon": epsilon}, DOMAIN)
+    ctx.become(node, "fuse-skip-layer-norm", "SkipLayerNormalization", inputs, {"epsilon": epsilon}, MICROSOFT)
     return labels
 
 
@@ -53,8 +52,13 @@ def _biased(ctx: Context, tensor: Tensor, reader: Node, width: object) -> tuple[
     node = producer(tensor)
     if node is None or not node.standard("Add") or not ctx.builtin(node) or not ctx.only_reader(tensor, reader):
         return None
-    for x, vector in (node.inputs, node.inputs[::-1]):
-        if is_constant(vector) and ctx.shape(vector) == (width,) and ctx.same_shape(x, tensor):
+    return _parted(ctx, node, width)
+
+
+def _parted(ctx: Context, add: Node, width: object) -> tuple[Tensor, Tensor] | None:
+    """What ``add`` adds a constant vector of ``width`` to, and the vector."""
+    for x, vector in (add.inputs, add.inputs[::-1]):
+        if is_constant(vector) and ctx.shape(vector) == (width,) and ctx.same_shape(x, add.outputs[0]):
             return x, vector
     return None
 
@@ -77,15 +81,13 @@ def fuse_gelu(ctx: Context, node: Node) -> list[str] | None:
     first = producer(x)
     readers = set(consumers(x))
     if first is not None and first.standard("Add") and ctx.has(first) and x not in ctx.pinned and readers <= set(match.nodes):
-        shape = ctx.shape(x) or ()
-        for source, vector in (first.inputs, first.inputs[::-1]):
-            if shape and is_constant(vector) and ctx.shape(vector) == shape[-1:] and ctx.same_shape(source, x):
-                inputs, op = [source, vector], "FastGelu" if op == "FastGelu" else "BiasGelu"
-                labels.append(first.label)
-                break
+        parted = _parted(ctx, first, (ctx.shape(x) or (None,))[-1])
+        if parted is not None:
+            inputs, op = [*parted], "FastGelu" if op == "FastGelu" else "BiasGelu"
+            labels.append(first.label)
     if len(inputs) == 1 and node.standard("Gelu"):
         return None
-    ctx.become(node, "fuse-gelu", op, inputs, {}, DOMAIN)
+    ctx.become(node, "fuse-gelu", op, inputs, {}, MICROSOFT)
     return labels
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from ..rules.base import Rule, require
 from ..rules.context import Context
 from ..rules.matmul import LARGEST_COPY
-from ..view import Constant, Node, Tensor, constant_value, is_constant, producer
-from .attention import DOMAIN
+from ..view import MICROSOFT, Constant, Node, Tensor, constant_value, is_constant, producer
+from .attention import split
 
 NAME = "merge-products"
 
@@ -47,7 +47,7 @@ class Products:
 
     def merge(self, ctx: Context, node: Node) -> list[str] | None:
         """Replaces the products that queries, keys and values of one tensor come from with one, and a Split."""
-        if node.op != "MultiHeadAttention" or node.domain != DOMAIN:
+        if node.op != "MultiHeadAttention" or node.domain != MICROSOFT:
             return None
         parts = [_linear(ctx, t, node) for t in node.inputs[:3]]
         linears = [p for p in parts if p is not None]
@@ -67,11 +67,8 @@ class Products:
         if biases:
             values = [np.broadcast_to(np.asarray(constant_value(b)), p.columns) for b, p in zip(biases, linears, strict=True)]
             (merged,) = ctx.insert(node, "Add", [merged, _joined(ctx, f"{name}_bias", biases, values)], [f"{name}_all"], NAME)
-        given = ctx.opset >= 13
-        pieces: list[Tensor] = [merged, *([ctx.constant(f"{name}_parts", np.array(columns, np.int64))] if given else [])]
-        attrs = {"axis": 2} if given else {"axis": 2, "split": list(columns)}
-        split = ctx.insert(node, "Split", pieces, [t.name for t in node.inputs[:3]], NAME, attrs)
-        ctx.rewire(node, [*split, *node.inputs[3:]])
+        pieces = split(ctx, node, merged, columns, name, [t.name for t in node.inputs[:3]], NAME)
+        ctx.rewire(node, [*pieces, *node.inputs[3:]])
         return labels
 
 

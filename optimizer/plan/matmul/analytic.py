@@ -6,19 +6,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ...target import DeviceSpec
+from ..cost import ELEMENT_BYTES
 from .pool import MicroKernel, Pool, PoolDevice, Tile, Times
 
 L2_KEEP = 0.5  # share of the L2 that one operand may fill and still be read from DRAM once
 ACCUMULATOR_BYTES = 4
 MATRIX_ROWS = 64  # of one wgmma instruction
-COMPUTE_BYTES = {"f16": 2, "tf32": 4}
 
 
 def analytic_pool(device: DeviceSpec, tiles: Iterable[Tile], compute: str = "f16") -> Pool:
     """``tiles`` with times for ``device``; splits and multicast that it has no clusters for are left out."""
     possible = [tile for tile in (_possible(device, t) for t in tiles) if tile is not None]
     kernels = [MicroKernel(tile, analytic_times(device, tile, compute)) for tile in possible]
-    return Pool(COMPUTE_BYTES[compute], pool_device(device), tuple(kernels))
+    return Pool(ELEMENT_BYTES[compute], pool_device(device), tuple(kernels))
 
 
 def pool_device(device: DeviceSpec) -> PoolDevice:
@@ -36,7 +36,7 @@ def analytic_times(device: DeviceSpec, tile: Tile, compute: str = "f16") -> Time
     cluster, (s - 1) / s of a tile a block, between two barriers.
     """
     sm_rate = device.l2_gbs * 1e3 / device.sms  # bytes a microsecond
-    step_bytes = (tile.rows + tile.cols) / (tile.cluster_m * tile.cluster_n) * tile.bk * COMPUTE_BYTES[compute]  # rows and cols are a cluster's
+    step_bytes = (tile.rows + tile.cols) / (tile.cluster_m * tile.cluster_n) * tile.bk * ELEMENT_BYTES[compute]  # rows and cols are a cluster's
     flops = 2.0 * max(tile.bm, MATRIX_ROWS if device.wgmma_tflops else 1) * tile.bn * tile.bk
     step = tile.resident * max(flops / (matrix_tflops(device, tile.bn, compute) * 1e6 / device.sms), step_bytes / sm_rate)
     partial = tile.bm * tile.bn * ACCUMULATOR_BYTES
@@ -45,7 +45,7 @@ def analytic_times(device: DeviceSpec, tile: Tile, compute: str = "f16") -> Time
     return Times(
         start_us=_rounded(step_bytes / sm_rate),
         step_us=_rounded(step),
-        tile_us=_rounded(tile.resident * tile.bm * tile.bn * COMPUTE_BYTES[compute] / sm_rate),
+        tile_us=_rounded(tile.resident * tile.bm * tile.bn * ELEMENT_BYTES[compute] / sm_rate),
         reduce_us=(_rounded(two), _rounded(four), _rounded(eight)),
         fixup_us=_rounded(device.handover_us + 2 * partial / sm_rate),
     )
